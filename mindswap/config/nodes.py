@@ -155,7 +155,7 @@ class Document:
         above = self.get(*keys[:-1])
         return above.entry(keys[-1]) if above is not None else None
 
-    def place(self, *keys: str) -> Location:
+    def location_of(self, *keys: str) -> Location:
         """Where the value below these keys stands; the file where a key is missing."""
         node = self.get(*keys)
         return node.location if node is not None else Location(self.file)

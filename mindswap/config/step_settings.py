@@ -84,7 +84,7 @@ class StepSettings:
         return self.model_parallel * self.context_parallel
 
     @property
-    def num_parts(self) -> int:
+    def num_shards(self) -> int:
         """Number of ranks that share one replica of a stage; 1 with data parallelism only."""
         return self.model_parallel * self.context_parallel * self.expert_parallel
 

@@ -139,21 +139,21 @@ class WeightSharding:
     is_cast_after_gather: bool = False
     num_unsharded_ranks: int = 0  # ranks that share a weight that tensor parallelism does not shard
 
-    def is_sharded(self, name: str, shape: tuple[int, ...], size_bytes: int, num_parts: int | None = None) -> bool:
+    def is_sharded(self, name: str, shape: tuple[int, ...], size_bytes: int, num_shards: int | None = None) -> bool:
         """Return whether the parallel optimizer shards a weight.
 
         Args:
             name: name of the parameter.
             shape: shape of the tensor parallel shard.
             size_bytes: size of that shape.
-            num_parts: number of tensor parallel shards; None if not known.
+            num_shards: number of tensor parallel shards; None if not known.
         """
-        num_ranks = self.num_ranks_of(name, num_parts)
+        num_ranks = self.num_ranks_of(name, num_shards)
         if num_ranks < 2 or name.endswith(self.unsharded_names) or size_bytes < self.threshold_bytes:
             return False
         return math.prod(shape) > 0 and bool(shape) and shape[0] % num_ranks == 0
 
-    def num_ranks_of(self, name: str, num_parts: int | None = None) -> int:
+    def num_ranks_of(self, name: str, num_shards: int | None = None) -> int:
         """Return the number of ranks with the same tensor parallel shard, over which a weight would be sharded.
 
         Checked against dry runs: `qwen3_moe optimizer_cut ep4` of benchmarks/dryrun (two copies of the experts, weights
@@ -162,12 +162,12 @@ class WeightSharding:
         """
         if is_expert_weight(name):
             return min(self.num_ranks, self.num_expert_copies)
-        return self.num_unsharded_ranks if self.is_on_all(name, num_parts) else self.num_ranks
+        return self.num_unsharded_ranks if self.is_sharded_over_all(name, num_shards) else self.num_ranks
 
-    def is_on_all(self, name: str, num_parts: int | None) -> bool:
+    def is_sharded_over_all(self, name: str, num_shards: int | None) -> bool:
         """Return whether all ranks of a stage have the full weight, which is then sharded over all of them."""
         is_wide = 1 < self.num_ranks < self.num_unsharded_ranks
-        return is_wide and num_parts == 1 and not is_expert_weight(name)
+        return is_wide and num_shards == 1 and not is_expert_weight(name)
 
 
 WHOLE = WeightSharding()  # all weights unsharded
@@ -186,7 +186,7 @@ def read_weight_sharding(document: Document) -> WeightSharding:
     """
     if not shards_weights(document):
         return WeightSharding(num_expert_copies=num_expert_copies(document))
-    ranks = num_sharing_ranks(document)
+    ranks = num_replica_ranks(document)
     size = document.value(*OPTIMIZER_CONFIG, "optimizer_weight_shard_size")
     threshold = document.value(*OPTIMIZER_CONFIG, "parallel_optimizer_threshold")
     cuts_embedding = document.value("model", "model_config", "parallel_optimizer") is True
@@ -254,7 +254,7 @@ def num_expert_copies(document: Document) -> int:
     return max(1, ranks // document.count("parallel_config", "expert_parallel"))
 
 
-def num_sharing_ranks(document: Document) -> int:
+def num_replica_ranks(document: Document) -> int:
     """Return the number of ranks with the same shard of a matrix weight: those of data and context parallelism.
 
     `optimizer_weight_shard_size` of 2 or more reduces it (MindSpore's context.py, and `set_optimizer_weight_shard_size`

@@ -45,7 +45,7 @@ def is_fully_effective(model: StepModel, policy: Policy) -> bool:
     kinds = model.captured.sample.layer_map
     layers = {(kind, layer_key(policy, index)): index for index, kind in enumerate(kinds)}
     effects = (predict_effect(model, policy, index) for index in layers.values())
-    return all(effect.is_as_asked and not effect.wasted for effect in effects)
+    return all(effect.matches_policy and not effect.wasted for effect in effects)
 
 
 # Of recompute, where backward runs nothing again.

@@ -5,7 +5,7 @@ from typing import Any
 
 from mindswap.config.problem import Problem
 from mindswap.policy.formats.mindformers2.effect import LayerOutcome, SettingsEffect, log_lines
-from mindswap.policy.formats.mindformers2.tables import Form
+from mindswap.policy.formats.mindformers2.tables import ConfigFormat
 from mindswap.policy.wording import format_indices, name_indices
 from mindswap.pynative.ledger import SwapReport
 from mindswap.report.problems import escape
@@ -34,7 +34,7 @@ def _header(effect: SettingsEffect) -> str:
     count = "an unknown number of" if settings.num_layers is None else str(settings.num_layers)
     mtp = f" ({settings.num_mtp_layers} for multi-token prediction)" if settings.num_mtp_layers else ""
     source = f"; names of {effect.model.source}" if effect.model is not None else ""
-    lines = [f"{Form.PYNATIVE.value}, {count} layers{mtp}{source}"]
+    lines = [f"{ConfigFormat.PYNATIVE.value}, {count} layers{mtp}{source}"]
     if not settings.is_swap_enabled:
         lines.append("swap is off")
     elif settings.prefetch is not None:

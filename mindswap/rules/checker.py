@@ -212,7 +212,7 @@ def missing_num_layers(document: Document) -> str:
     keys = [key_text(entry.key) for entry in section.unique_entries()] if section is not None else []
     near = closest_names(NUM_LAYERS_KEYS[0], keys, least=0.7)
     fix = f"write '{NUM_LAYERS_KEYS[0]}' in place of '{near[0]}'" if near else f"add '{NUM_LAYERS_KEYS[0]}: N' there"
-    where = document.place(*path, *near) if section is not None else document.place(path[0])
+    where = document.location_of(*path, *near) if section is not None else document.location_of(path[0])
     others = ", ".join(NUM_LAYERS_KEYS[1:])
     return (
         f"{where}: {'.'.join(path)}: there is no {NUM_LAYERS_KEYS[0]} (or {others})\n"

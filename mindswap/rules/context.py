@@ -145,7 +145,7 @@ class Context:
         if self.settings.is_swap_enabled or self.num_layers is None or self.document.root is None:
             return self
         expansion, path = expand_stage_recompute(self.document, self.num_layers), "recompute_config.recompute"
-        location = self.document.place(*path.split("."))
+        location = self.document.location_of(*path.split("."))
         full = Statement(
             option="recompute",
             path=path,

@@ -123,7 +123,7 @@ def _check_workers(document: Document, options: list[str], num_workers: int) -> 
     num_ranks = prod(counts)
     if num_ranks == num_workers:
         return
-    place = document.place("parallel_config")
+    place = document.location_of("parallel_config")
     product = " x ".join(f"{name} {count}" for name, count in zip(FACTORS, counts, strict=True) if count > 1) or "1"
     rest, remainder = divmod(num_workers, num_ranks // counts[0])
     other = f", or data_parallel: {rest}" if rest and not remainder else ""

@@ -140,7 +140,7 @@ def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Par
             is_cut = sharding.is_sharded(name, known.shape, known.size_bytes, parts)
             num_shards = sharding.num_ranks_of(name, parts)
             copies = sharding.num_expert_copies if is_expert_weight(name) else None
-            if sharding.is_on_all(name, parts):
+            if sharding.is_sharded_over_all(name, parts):
                 copies = num_shards
             is_behind = has_layers_begun and node.layer_index is None
             own = known.size_bytes, math.prod(known.shape), is_cut, copies

@@ -11,7 +11,7 @@ from mindswap.config.step_settings import uses_pynative_mode
 from mindswap.errors import DataError, GraphError
 from mindswap.files import read_limited
 from mindswap.graph.analysis.liveness import LayerSample
-from mindswap.policy.formats.mindformers2.tables import Form, find_form
+from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format
 from mindswap.pynative.from_trace import graph_of_trace
 from mindswap.pynative.trace import RecordedStep, load_trace
 from mindswap.rules.checker import check_document, missing_model
@@ -95,7 +95,7 @@ def require_compilable(document: Document, takes_trace: bool = True) -> None:
             "a training\n    fix:     use_past: False, or a file that trains"
         )
     # What cannot be read, or is a file of 2.x, has problems of its own, which say more.
-    is_read = document.root is not None and find_form(document) is Form.GRAPH
+    is_read = document.root is not None and find_format(document) is ConfigFormat.GRAPH
     missing = missing_model(document) if is_read else None
     if missing:
         raise GraphError(missing)

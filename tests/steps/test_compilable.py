@@ -44,7 +44,7 @@ def test_pynative_mode_has_no_compiled_graph_to_read(tmp_path, read, instead):
 def test_with_nothing_asked_there_is_nothing_to_refuse(tmp_path):
     path = write(tmp_path, PYNATIVE.replace("swap: True", "swap: False"))
     found = verify(path)
-    assert (found.text, found.is_as_asked, found.data["ok"]) == (NOTHING_ASKED, True, True)
+    assert (found.text, found.matches_policy, found.data["ok"]) == (NOTHING_ASKED, True, True)
 
 
 @pytest.mark.parametrize("read", [inspect_memory, load_step])

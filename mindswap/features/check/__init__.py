@@ -14,7 +14,7 @@ from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem, sort_problems
 from mindswap.config.source import as_document
 from mindswap.errors import LaunchError
-from mindswap.policy.formats.mindformers2.tables import Form, find_form
+from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format
 from mindswap.policy.wording import closest_names
 from mindswap.report.policy_text import format_policy, summarize_policy
 from mindswap.report.pynative import format_layers_2x, pynative_notes, settings_effect_to_json
@@ -40,7 +40,7 @@ class NameSource(Enum):
 class CheckedConfig:
     """Findings about a file, in either form."""
 
-    form: Form  # of the file
+    form: ConfigFormat  # of the file
     # problems, ignored: found; and those that only count
     problems: tuple[Problem, ...]
     ignored: tuple[Problem, ...]
@@ -66,7 +66,7 @@ def check_config(
         can_build: the document is a file that MindFormers can read, too.
     """
     document = as_document(config)
-    if find_form(document) is Form.PYNATIVE:
+    if find_format(document) is ConfigFormat.PYNATIVE:
         return _check_2x(document, num_layers, ignore)
     result, notes = _with_real_names(document, num_layers, ignore, names, can_build)
     # Also what is wrong with the figures of the simulated device, which rules of policies do not know.
@@ -84,7 +84,9 @@ def check_config(
     if result.settings is not None and not result.errors:
         note = note_on_counts(Context(document, result.settings))
         notes = [*notes, *([note] if note else [])]
-    return CheckedConfig(Form.GRAPH, sort_problems([*result.problems, *found]), result.ignored, notes, layers, data)
+    return CheckedConfig(
+        ConfigFormat.GRAPH, sort_problems([*result.problems, *found]), result.ignored, notes, layers, data
+    )
 
 
 def refuse_unknown_rules(option: str, names: Collection[str]) -> None:
@@ -111,7 +113,7 @@ def _check_2x(document: Document, num_layers: int | None, ignore: Collection[str
     layers = format_layers_2x(effect) if not checked.errors and effect.layers else ""
     data = settings_effect_to_json(effect, problems)
     notes = pynative_notes(effect, is_release_known=mindformers.startswith("2."))
-    return CheckedConfig(Form.PYNATIVE, problems, checked.ignored, notes, layers, data)
+    return CheckedConfig(ConfigFormat.PYNATIVE, problems, checked.ignored, notes, layers, data)
 
 
 def _with_real_names(

@@ -133,8 +133,8 @@ def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Conv
     use_legacy = source.family == "llama" if request.document.root is None else request.document.is_legacy
     trees = _find_trees(source, request.document, options)
     made = policy_of_megatron(options, use_legacy, trees, source.num_prefetch_ops)
-    unread = {problem.subject for problem in problems}
-    found = (problem for problem in made.problems if problem.subject not in unread)
+    parse_issues = {problem.subject for problem in problems}
+    found = (problem for problem in made.problems if problem.subject not in parse_issues)
     problems = sort_problems((*problems, *found))
     if made.policy is None or find_errors(problems):
         raise PolicyError(problems)
@@ -223,7 +223,7 @@ def _compare_pipelines(options: MegatronOptions, document: Document) -> tuple[Pr
         return ()
     if here.sizes == place_layers(options, options.num_layers).sizes:
         return ()
-    place = document.place("parallel_config", "pipeline_stage")
+    place = document.location_of("parallel_config", "pipeline_stage")
     message = "parallel_config.pipeline_stage: the stages are not those of Megatron's options, whose layers are written"
     fix = "--pipeline-model-parallel-size and --num-virtual-stages-per-pipeline-rank as in CONFIG"
     return (Problem(place, "convert", Level.WARNING, message, fix=fix),)

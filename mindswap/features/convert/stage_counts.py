@@ -118,7 +118,7 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
         raise PolicyError(read_back.problems)
     difference = first_recompute_difference(policy, read_back.policy, num_layers, trees)
     if difference:
-        place = document.place("recompute_config")
+        place = document.location_of("recompute_config")
         raise PolicyError((_error(place, f"recompute_config: the index form would not mean the same: {difference}"),))
     return Converted(sections, sort_problems(problems), policy, COMMENTS)
 

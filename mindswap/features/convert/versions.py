@@ -21,10 +21,10 @@ from mindswap.policy.formats.mindformers2.renaming import LayerNames, replace_se
 from mindswap.policy.formats.mindformers2.tables import (
     SECTIONS_1_9,
     SECTIONS_2X,
-    Form,
+    ConfigFormat,
     Model,
     dense_layer,
-    find_form,
+    find_format,
     find_mixed_sections,
 )
 from mindswap.policy.model import Policy
@@ -119,7 +119,7 @@ class Rewritten:
     data: Mapping[str, object]  # what `--json` says besides
 
 
-VERSIONS = {form.version: form for form in Form}
+VERSIONS = {form.version: form for form in ConfigFormat}
 # Operators of a layer where no table has the model.
 ASSUMED_LAYER_OPS = 60
 
@@ -175,7 +175,7 @@ def _layer_1_9(document: Document) -> CellNode | None:
 def _to_2x(document: Document, num_layers: int, tensors: Tensors | None, ops: tuple[int, str]) -> ConvertedSettings:
     policy = check_shape(document, num_layers).require_policy()
     checked = check_document(document, num_layers)
-    if find_form(document) is Form.GRAPH:
+    if find_format(document) is ConfigFormat.GRAPH:
         checked.require_policy()
     if not policy.is_swap_enabled and document.get("recompute_config") is not None:
         index_form = to_index_form(document, num_layers, known_trees(document, checked))
@@ -212,7 +212,7 @@ def _to_1_9(document: Document, num_layers: int, tensors: Tensors | None, ops: t
     checked = check_pynative(document, num_layers if stated is None else None, model)
     if checked.errors:
         raise PolicyError(checked.problems)
-    use_legacy = find_form(document) is Form.GRAPH and document.is_legacy
+    use_legacy = find_format(document) is ConfigFormat.GRAPH and document.is_legacy
     if tensors is None:
         return to_1_9(checked.effect, ops[0], use_legacy, source=ops[1])
     before = treatment_in_2x(tensors.trace, checked.effect)
@@ -230,7 +230,7 @@ def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSet
     """Losses, as warnings at the first section, and whether the rest of the file is of the other version."""
     place = next(entry.location for name in source if (entry := document.entry(name)) is not None)
     found = [Problem(place, "convert", Level.WARNING, f"lost or changed: {line}") for line in converted.lost]
-    form = find_form(document)
+    form = find_format(document)
     if form is not VERSIONS[version]:
         message = f"only swap and recompute are converted; the rest of the file is of {form.value}"
         fix = f"move these sections into a configuration of {VERSIONS[version].value} of the same model"

@@ -18,7 +18,7 @@ from mindswap.features.explain.report import (
 )
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
-from mindswap.policy.formats.mindformers2.tables import Form, find_form
+from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format
 from mindswap.report.pynative import format_settings_effect, settings_effect_to_json
 from mindswap.rules.checker import CheckResult, check_document, check_pynative, require_num_layers
 from mindswap.rules.machine.software import installed_version
@@ -43,7 +43,7 @@ def explain_config(config: str | os.PathLike[str] | Document, num_layers: int | 
         GraphError: the number of layers is needed and not known.
     """
     document = as_document(config)
-    if find_form(document) is Form.PYNATIVE:
+    if find_format(document) is ConfigFormat.PYNATIVE:
         checked_2x = check_pynative(document, num_layers, mindformers=installed_version("mindformers"))
         if document.root is None:
             raise PolicyError(checked_2x.problems)
@@ -67,7 +67,7 @@ def list_names(config: str | os.PathLike[str] | Document, num_layers: int | None
         GraphError: the model is not known here.
     """
     document = as_document(config)
-    if find_form(document) is not Form.PYNATIVE:
+    if find_format(document) is not ConfigFormat.PYNATIVE:
         return list_paths(_find_trees(document, check_document(document, num_layers)))
     checked = check_pynative(document, num_layers)
     if document.root is None:

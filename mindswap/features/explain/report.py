@@ -9,7 +9,7 @@ from mindswap.policy.applied import as_applied
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.formats.mindformers1.stage_recompute import StageRecompute
-from mindswap.policy.formats.mindformers2.tables import Form, Model
+from mindswap.policy.formats.mindformers2.tables import ConfigFormat, Model
 from mindswap.policy.model import Policy
 from mindswap.policy.wording import index_runs, name_indices
 from mindswap.report.policy_text import LayerGroup, MemoryAction, PolicySummary, format_actions, summarize_policy
@@ -58,9 +58,11 @@ def format_explanation(explanation: Explanation) -> str:
     count = "an unknown number of" if summary.num_layers is None else str(summary.num_layers)
     source = f"; operators of {summary.source}" if summary.source else ""
     if explanation.stages is None:
-        blocks = [f"{Form.GRAPH.value}; swap is on, {count} layers{source}"]
+        blocks = [f"{ConfigFormat.GRAPH.value}; swap is on, {count} layers{source}"]
     else:
-        blocks = [f"{Form.GRAPH.value}; swap is off: this is what MindFormers does by itself, {count} layers{source}"]
+        blocks = [
+            f"{ConfigFormat.GRAPH.value}; swap is off: this is what MindFormers does by itself, {count} layers{source}"
+        ]
         blocks.append("\n".join(map(escape, explanation.stages.formative_lines)))
         if len(explanation.cells()) > 1:
             blocks.append(_format_cells(explanation))

@@ -179,7 +179,7 @@ def finish_plan(
     is_asked = not (args.no_verify or found.plan.is_interrupted)
     verdict = verify_plan(found, not args.no_cache) if is_asked else None
     if verdict is not None:
-        data |= {"verified": verdict.is_as_asked, "verdict": verdict.text}
+        data |= {"verified": verdict.matches_policy, "verdict": verdict.text}
         found, is_ok = verdict.plan or found, not verdict.is_refused
         if not args.json:
             print_text(f"\n{verdict.text}")

@@ -140,14 +140,14 @@ OTHER_FAULTS = ("missing", "unasked", "wrong_prefetch", "one_way")
 class PlanVerdict:
     """The result of verifying a plan in the compiled graph."""
 
-    is_as_asked: bool | None  # None if the plan could not be verified
+    matches_policy: bool | None  # None if the plan could not be verified
     text: str  # one line for the terminal
     plan: StepPlan | None = None  # the reduced plan, if that was verified instead
 
     @property
     def is_refused(self) -> bool:
         """Return whether the compiled graph differs from the plan."""
-        return self.is_as_asked is False
+        return self.matches_policy is False
 
 
 def verify_plan(plan: StepPlan, use_cache: bool = True, limit_s: float = VERIFY_LIMIT_S) -> PlanVerdict:
@@ -177,7 +177,7 @@ def verify_plan(plan: StepPlan, use_cache: bool = True, limit_s: float = VERIFY_
             layers_of.setdefault(pattern, []).append(layer)
     removed = ", ".join(f"{pattern} in {name_indices('layer', layers)}" for pattern, layers in layers_of.items())
     text = f"{second.text}; left out, as the compiler gives them no effect: swap of {removed}"
-    return PlanVerdict(second.is_as_asked, f"{text}; peak memory then {format_bytes(reduced.peak_bytes)}", reduced)
+    return PlanVerdict(second.matches_policy, f"{text}; peak memory then {format_bytes(reduced.peak_bytes)}", reduced)
 
 
 def _verify_in_subprocess(

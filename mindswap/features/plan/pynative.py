@@ -14,7 +14,7 @@ from mindswap.features.simulate import LoadedStep
 from mindswap.planner.problem import Plan
 from mindswap.planner.write import plan_comment
 from mindswap.policy.formats.mindformers2.read import find_mtp_layers, find_num_layers_2x
-from mindswap.policy.formats.mindformers2.tables import Form, find_form, wrong_form_problem
+from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format, wrong_form_problem
 from mindswap.policy.model import Policy, union_layers
 from mindswap.policy.wording import index_runs
 from mindswap.report.problems import format_problems
@@ -72,7 +72,8 @@ def _trace_problem(document: Document) -> Problem:
         raise AssertionError("a file of MindFormers 1.9")
     return replace(
         problem,
-        message=f"this is a configuration of {Form.PYNATIVE.value}, which is planned from a trace of its network",
+        message=f"this is a configuration of {ConfigFormat.PYNATIVE.value}, "
+        "which is planned from a trace of its network",
         allowed="--trace FILE, of one step of the same model",
         fix="mindswap trace MODEL.yaml -o step.json, with MODEL.yaml of MindFormers 1.9 and the same model; then "
         f"mindswap plan {document.file} --trace step.json",
@@ -172,4 +173,4 @@ def _is_read_back(policy: Policy, num_layers: int, checked: PynativeCheck) -> bo
 
 def is_2x(document: Document) -> bool:
     """Return whether a configuration is of MindFormers 2.x."""
-    return find_form(document) is Form.PYNATIVE
+    return find_format(document) is ConfigFormat.PYNATIVE

@@ -47,13 +47,13 @@ class Verification:
     """Result of verifying one configuration; `str()` returns the report. Plain data, so that the cache can store it.
 
     Attributes:
-        is_as_asked: whether the graph implements exactly the requested policy.
+        matches_policy: whether the graph implements exactly the requested policy.
         text: the report as text.
         data: the report as JSON data.
         log_lines: for each layer of the model, the lines that every worker should have logged.
     """
 
-    is_as_asked: bool
+    matches_policy: bool
     text: str
     data: Mapping[str, Any]
     log_lines: tuple[tuple[str, ...], ...] = ()
@@ -101,7 +101,7 @@ def verify(
     predicted = _predict_peak(document, use_cache) if has_peaks else None
     num_stages = read_pipeline(document).num_stages
     report = compare_logs(found.log_lines, workers, predicted, num_stages)
-    is_ok = found.is_as_asked and report.is_ok
+    is_ok = found.matches_policy and report.is_ok
     data = {**found.data, "ok": is_ok, "logs": logs_to_json(report)}
     return Verification(is_ok, f"{found.text}\n\n{format_logs(report)}", data, found.log_lines)
 
@@ -160,7 +160,7 @@ def _answer_swap(
     # Layers of multi-token prediction follow the decoder layers and share the index of the last one.
     behind = [pair for pair in swapped.graph.swap_pairs if pair.producer.layer_index is None]
     has_pairs = bool(behind) or any(effect.pairs for effect in effects)
-    is_ok = all(effect.is_as_asked for effect in effects) and has_pairs == asks_for_swap
+    is_ok = all(effect.matches_policy for effect in effects) and has_pairs == asks_for_swap
     notes = _notes(swapped, placement)
     if behind:
         size = format_bytes(sum(pair.copy_out.size_bytes for pair in behind))
@@ -174,7 +174,7 @@ def _answer_recompute(
     document: Document, policy: Policy, placement: RankPlacement | None, use_cache: bool
 ) -> Verification:
     effects, compiled = verify_recompute(document, policy, placement, use_cache)
-    is_ok = all(effect.is_as_asked for effect in effects)
+    is_ok = all(effect.matches_policy for effect in effects)
     notes = _notes(compiled, placement)
     text = format_recompute_effect(effects, is_ok, notes)
     return Verification(is_ok, text, recompute_effect_to_json(effects, is_ok, notes))
@@ -225,7 +225,7 @@ def verify_policy(
             dataclasses.replace(effect, kept_before_bytes=None)
             for effect in compare_effect(decided, swapped.graph, swapped.graph)
         )
-    if not brief or not all(effect.is_as_asked for effect in found):
+    if not brief or not all(effect.matches_policy for effect in found):
         without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
         baseline, like = compile_with(document, swapped, without_swap, placement, use_cache)
         found = compare_effect(decided, baseline.graph, swapped.graph, like)

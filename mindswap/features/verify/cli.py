@@ -48,4 +48,4 @@ def run(args: argparse.Namespace) -> int:
                 bar.close()
 
         found = verify(args.config, args.rank, args.log, not args.no_cache, show, args.brief)
-    return answer(args, found.data, found, found.is_as_asked)
+    return answer(args, found.data, found, found.matches_policy)

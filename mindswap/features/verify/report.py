@@ -71,7 +71,7 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
         "layers": [
             {
                 "layer": effect.layer_index,
-                "ok": effect.is_as_asked,
+                "ok": effect.matches_policy,
                 "num_pairs": len(effect.pairs),
                 **attributes(effect, "swapped_bytes kept_before_bytes kept_bytes"),
                 "num_recomputed_ops": effect.num_recomputed,
@@ -102,7 +102,7 @@ def recompute_effect_to_json(
     effects: Sequence[RecomputeEffect], is_ok: bool, notes: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The same as plain data; sizes in bytes."""
-    layers = [{"layer": e.layer_index, "ok": e.is_as_asked, **asdict(e)} for e in effects]
+    layers = [{"layer": e.layer_index, "ok": e.matches_policy, **asdict(e)} for e in effects]
     for layer in layers:
         del layer["layer_index"]
     return {"ok": is_ok, "notes": list(notes), "layers": layers}
@@ -115,7 +115,7 @@ def _row(effect: LayerEffect, unit: str) -> tuple[str, ...]:
         "-" if effect.kept_before_bytes is None else format_bytes(effect.kept_before_bytes, unit),
         format_bytes(effect.kept_bytes, unit),
         str(effect.num_recomputed),
-        "yes" if effect.is_as_asked else "NO",
+        "yes" if effect.matches_policy else "NO",
     )
 
 
@@ -156,5 +156,5 @@ def _recompute_row(effect: RecomputeEffect, unit: str) -> tuple[str, ...]:
         str(effect.num_recomputed),
         format_bytes(effect.kept_before_bytes, unit),
         format_bytes(effect.kept_bytes, unit),
-        "yes" if effect.is_as_asked else "NO",
+        "yes" if effect.matches_policy else "NO",
     )

@@ -25,7 +25,7 @@ from mindswap.graph.passes.interleaved_halves import RING, ring_axes
 from mindswap.graph.sharding.experts import NUM_RANKS, STRIDE, is_exchange
 from mindswap.graph.sharding.rank_sizes import Sharding
 from mindswap.graph.sharding.split_table import PartialSum, Redistribution, Unresolved, name_communication
-from mindswap.graph.sharding.splits import equal_blocks, num_parts
+from mindswap.graph.sharding.splits import equal_blocks, num_shards
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class _Finder:
             self.nodes[redistribution.producer].outputs[redistribution.index],
             self.nodes[redistribution.consumer.name].outputs,
         )
-        size_bytes = producer_type.size_bytes * num_parts(redistribution.before) // num_parts(redistribution.after)
-        num_ranks = num_parts(redistribution.before) // num_parts(redistribution.after)
+        size_bytes = producer_type.size_bytes * num_shards(redistribution.before) // num_shards(redistribution.after)
+        num_ranks = num_shards(redistribution.before) // num_shards(redistribution.after)
         if kind == "AllToAll":
             num_ranks = _num_exchanging(redistribution, producer_type.shape, read[0].shape if read else ())
         key = (first_source(redistribution.producer, {"Reshape"}, self.nodes), kind, num_ranks)

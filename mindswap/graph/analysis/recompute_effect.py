@@ -96,7 +96,7 @@ class RecomputeEffect:
     comm_unasked: tuple[str, ...] = ()  # the same for communication
 
     @property
-    def is_as_asked(self) -> bool:
+    def matches_policy(self) -> bool:
         """Return whether the graph recomputes exactly what is requested."""
         return not (self.missing or self.unasked or self.idle or self.comm_missing or self.comm_unasked)
 

@@ -67,7 +67,7 @@ class LayerEffect:
     kept_bytes: int  # and with it
 
     @property
-    def is_as_asked(self) -> bool:
+    def matches_policy(self) -> bool:
         """Return whether the graph does exactly what the policy requests.
 
         Wasted copies were requested; they are reported and do not count here.

@@ -181,7 +181,7 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
         gather = replace(source, op="AllGather", inputs=(source.name,), outputs=(full_type,), attributes=mark, paths=())
         scope = f"parallel_optimizer/{name}"
         gather = replace(gather, name=f"{source.name}@gather", scope=scope, is_recomputed=False)
-        stride = 1 if sharding.is_on_all(name, parts) else sharding.stride
+        stride = 1 if sharding.is_sharded_over_all(name, parts) else sharding.stride
         yield _Weight((*lead, gather), frozenset(values), num_ranks, stride)
 
 

@@ -23,7 +23,7 @@ from mindswap.graph.sharding.split_table import (
     is_local_reshape,
     shard_type,
 )
-from mindswap.graph.sharding.splits import LOCAL_MARK, PARTS_MARK, num_parts, read_out_strategy, read_strategy
+from mindswap.graph.sharding.splits import LOCAL_MARK, PARTS_MARK, num_shards, read_out_strategy, read_strategy
 
 # Tensors that arrive by communication and are saved as received.
 #
@@ -172,7 +172,7 @@ def _with_rank_sizes(table: SplitTable) -> Graph:
         outputs = tuple(shard_type(tensor_type, split) for tensor_type, split in zip(node.outputs, splits, strict=True))
         op = table.communications.get(node.name, rank_name(node))
         if node.op in WEIGHT_OPS and splits and splits[0] is not None:
-            return replace(node, outputs=outputs, attributes={**node.attributes, PARTS_MARK: num_parts(splits[0])})
+            return replace(node, outputs=outputs, attributes={**node.attributes, PARTS_MARK: num_shards(splits[0])})
         return node if (op, outputs) == (node.op, node.outputs) else replace(node, op=op, outputs=outputs)
 
     graph = table.graph
@@ -203,9 +203,9 @@ def _recomputed_norm_casts(table: SplitTable) -> Iterator[tuple[str, tuple[str, 
     }
     for redistribution in table.redistributions:
         name = recomputed_casts.get(redistribution.producer, "")
-        is_gathered = classify(redistribution.consumer.op) is OpClass.NORM and num_parts(
+        is_gathered = classify(redistribution.consumer.op) is OpClass.NORM and num_shards(
             redistribution.after
-        ) < num_parts(redistribution.before)
+        ) < num_shards(redistribution.before)
         gradients = (node for node in table.graph.backward if node.origin == redistribution.consumer.name)
         if name and is_gathered and any(name in node.inputs for node in gradients):
             yield name, (redistribution.producer, redistribution.consumer)
@@ -237,4 +237,4 @@ def _gathered_gradients(table: SplitTable) -> Iterator[tuple[str, tuple[str, Ten
 
 def _is_sharded(node: Node) -> bool:
     strategies = (*read_strategy(node.attributes), *read_out_strategy(node.attributes))
-    return any(num_parts(split) > 1 for split in strategies)
+    return any(num_shards(split) > 1 for split in strategies)

@@ -7,7 +7,7 @@ from mindswap.graph.model import Node
 from mindswap.graph.ops import ORDERING_OPS, PRODUCT_OPS, RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS
 from mindswap.graph.sharding.experts import FROM_LOCAL, TO_LOCAL
 from mindswap.graph.sharding.split_table import ForwardSplits, NodeSplits, Operand
-from mindswap.graph.sharding.splits import Split, num_parts, read_strategy, reshape_split
+from mindswap.graph.sharding.splits import Split, num_shards, read_strategy, reshape_split
 
 
 class BackwardSplits(ForwardSplits):
@@ -41,7 +41,7 @@ class BackwardSplits(ForwardSplits):
             return [gradient]
         if node.op not in PRODUCT_OPS:
             return self._by_operands(node, operands, has_note=False)
-        if all(operand.split is None or num_parts(operand.split) == 1 for operand in operands):
+        if all(operand.split is None or num_shards(operand.split) == 1 for operand in operands):
             return [(1,) * len(tensor_type.shape) for tensor_type in node.outputs]
         return [self._unknown(node)]
 

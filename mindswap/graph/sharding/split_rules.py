@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.graph.ops import SplitRule, operator_info
-from mindswap.graph.sharding.splits import Shape, Split, combine_splits, fits, num_parts, reshape_split
+from mindswap.graph.sharding.splits import Shape, Split, combine_splits, fits, num_shards, reshape_split
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def summed_parts(call: OperatorCall) -> int:
         return call.splits[1][0]
     if kind is SplitRule.REDUCTION:
         splits = output_splits(call)
-        return num_parts(first) // num_parts(splits[0]) if splits else 1
+        return num_shards(first) // num_shards(splits[0]) if splits else 1
     return 1
 
 
@@ -179,7 +179,7 @@ def _flash_attention(call: OperatorCall) -> list[Split] | None:
 
 def _dropout(call: OperatorCall) -> list[Split]:
     """Output with the split of the input; the mask is a flat list of bits."""
-    return [call.splits[0], (num_parts(call.splits[0]),)]
+    return [call.splits[0], (num_shards(call.splits[0]),)]
 
 
 # Rules that need a second operand.

@@ -11,7 +11,7 @@ from mindswap.graph.sharding.splits import (
     Split,
     fits,
     gathered_to,
-    num_parts,
+    num_shards,
     read_out_strategy,
     read_strategy,
     reshape_split,
@@ -154,10 +154,10 @@ def is_local_reshape(node: Node) -> bool:
 
 def shard_type(tensor_type: TensorType, split: Split | None) -> TensorType:
     """Return the type of the shard of one rank."""
-    if split is None or num_parts(split) == 1:
+    if split is None or num_shards(split) == 1:
         return tensor_type
     shape = tuple(size // parts for size, parts in zip(tensor_type.shape, split, strict=True))
-    return TensorType(shape, tensor_type.dtype, tensor_type.size_bytes // num_parts(split))
+    return TensorType(shape, tensor_type.dtype, tensor_type.size_bytes // num_shards(split))
 
 
 # Propagation through forward, as in MindSpore's step_parallel.cc.
@@ -208,7 +208,7 @@ class ForwardSplits:
         call = self.table.call(node, used, list(strategy))
         splits = output_splits(call)
         output_strategy = read_out_strategy(node.attributes)
-        is_scattered = splits and output_strategy and num_parts(output_strategy[0]) > num_parts(splits[0])
+        is_scattered = splits and output_strategy and num_shards(output_strategy[0]) > num_shards(splits[0])
         self._record_partial_sum(node, call, splits[0] if splits and is_scattered else None)
         if output_strategy and len(output_strategy) <= len(node.outputs):
             remaining = splits[len(output_strategy) :] if splits else [(1,) * len(t.shape) for t in node.outputs][1:]
@@ -226,14 +226,14 @@ class ForwardSplits:
         if requested is None and source_split is not None and ARRIVAL_SUFFIX in node.name:
             requested = self._local_reshape_split(node, source_split)
         if requested is None:
-            if carried is None and source_split is not None and num_parts(source_split) > 1:
+            if carried is None and source_split is not None and num_shards(source_split) > 1:
                 self.table.add_unresolved(
                     node, f"{source_split} of {source.type.shape} is not a regular cut of {target}"
                 )
             return [carried]
         # The compiler may merge two reshapes, and then keeps only the attributes of the first.
         has_mark = any(LOCAL_MARK in marked.attributes for marked in (node, *self.table.users.get(node.name, ())))
-        is_local = has_mark and source_split is not None and num_parts(source_split) == num_parts(requested)
+        is_local = has_mark and source_split is not None and num_shards(source_split) == num_shards(requested)
         if source_split is not None and carried != requested and source.name in self.table.nodes and not is_local:
             self.table.redistributions.append(Redistribution(source.name, node, source_split, requested, source.index))
             if not node.attributes.get("recompute_comm_op"):
@@ -243,7 +243,7 @@ class ForwardSplits:
     def _local_reshape_split(self, node: Node, source_split: Split) -> Split | None:
         """Return the split of the input of a rank-local Reshape: as many parts as the reader of its output requires."""
         requested = [self.table.requested_split(user) for user in self.table.users[node.name] if is_local_reshape(user)]
-        return gathered_to(source_split, num_parts(requested[0])) if requested and requested[0] is not None else None
+        return gathered_to(source_split, num_shards(requested[0])) if requested and requested[0] is not None else None
 
     def _by_operands(self, node: Node, operands: list[Operand], has_note: bool) -> NodeSplits:
         """Return the splits derived from the operands, of which unknown ones count as unsplit."""
@@ -269,6 +269,6 @@ class ForwardSplits:
 
 def name_communication(before: Split, after: Split) -> str:
     """Return the type of redistribution between two splits, one of `REDISTRIBUTION_OPS`."""
-    if num_parts(before) > num_parts(after):
+    if num_shards(before) > num_shards(after):
         return "AllGather"
-    return "Slice" if num_parts(before) < num_parts(after) else "AllToAll"
+    return "Slice" if num_shards(before) < num_shards(after) else "AllToAll"

@@ -9,7 +9,7 @@ Split = tuple[int, ...]
 PARTS_MARK = "tensor_parallel_parts"
 
 
-def num_parts(split: Split) -> int:
+def num_shards(split: Split) -> int:
     """Return the number of shards of the tensor."""
     return math.prod(split)
 
@@ -93,7 +93,7 @@ LOCAL_MARK = "mindswap_local"
 def gathered_to(split: Split, count: int) -> Split | None:
     """Return the split with one dimension unsplit that has `count` shards; None if there is none."""
     options = ((*split[:index], 1, *split[index + 1 :]) for index in range(len(split)))
-    return next((option for option in options if num_parts(option) == count), None)
+    return next((option for option in options if num_shards(option) == count), None)
 
 
 def read_strategy(attributes: Mapping[str, object]) -> tuple[Split, ...]:

@@ -8,7 +8,7 @@ from mindswap.config.nodes import Document, is_whole_number
 from mindswap.config.problem import Level
 from mindswap.config.step_settings import StepSettings, read_step_settings
 from mindswap.files import package_data
-from mindswap.policy.formats.mindformers2.tables import Form, find_form
+from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format
 from mindswap.policy.model import LayerSwap, OpSwap, Policy, union_layers
 from mindswap.rules.checker import check_document
 
@@ -121,7 +121,7 @@ _CHECKPOINTS = (".ckpt", ".safetensors")
 
 def gather_job(document: Document, environ: Mapping[str, str], num_cards: int) -> CheckedJob:
     """Facts of a training before it runs; a machine without cards is taken to have as many as usual."""
-    if find_form(document) is Form.PYNATIVE:
+    if find_format(document) is ConfigFormat.PYNATIVE:
         return CheckedJob(document.file, is_pynative=True)
     checked = check_document(document, environ=environ, ignore={"lazy-inline-env"}, is_run=True)
     step = read_step_settings(document)

@@ -32,7 +32,7 @@ def missing_key(context: Context) -> Iterator[Finding]:
     FAIL (which operator?): op_swap: [{backward_prefetch: 20, layers: [0]}]
     """
     renamed = {id(missing) for missing in _renamed_keys(context.settings).values()}
-    for missing in context.settings.unread.missing_keys:
+    for missing in context.settings.parse_issues.missing_keys:
         if id(missing) not in renamed:  # else it is said with the key that stands in its place
             fix = f"add {missing.key}: {EXAMPLES[missing.key]}"
             yield Finding(missing.node.location, f"{missing.path}: '{missing.key}' is missing", fix=fix)
@@ -50,11 +50,11 @@ def unknown_key(context: Context) -> Iterator[Finding]:
     PASS: swap_config: {swap: True, default_prefetch: 10}
     FAIL: swap_config: {swap: True, default_prefech: 10}
     """
-    document, unread = context.document, context.settings.unread
+    document, parse_issues = context.document, context.settings.parse_issues
     renamed = _renamed_keys(context.settings)
     pasted = _pasted_options(context)
     yield from (replace(finding, level=level) for finding, level in pasted)
-    for unknown in unread.unknown_keys:
+    for unknown in parse_issues.unknown_keys:
         if is_option_key(unknown.entry.key):
             continue  # an option of Megatron-LM, of which the command is named above
         meant_key = renamed.get(id(unknown))
@@ -114,9 +114,9 @@ def _asks_for_something(section: DocumentNode) -> bool:
 
 def _renamed_keys(settings: PolicySettings) -> dict[int, MissingKey]:
     """Unknown keys of entries (by `id`) that stand where a required one is missing and sound like it."""
-    missing = {(key.path, key.key): key for key in settings.unread.missing_keys}
+    missing = {(key.path, key.key): key for key in settings.parse_issues.missing_keys}
     found: dict[int, MissingKey] = {}
-    for unknown in settings.unread.unknown_keys:
+    for unknown in settings.parse_issues.unknown_keys:
         parent, name = unknown.path.rpartition(".")[0], str(unknown.entry.key).lower()
         for required in unknown.known:
             is_part = len(name) > 2 and (name in required or required in name)

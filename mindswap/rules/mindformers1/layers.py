@@ -29,8 +29,8 @@ def no_layers(context: Context) -> Iterator[Finding]:
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
     FAIL: layer_swap: [{backward_prefetch: 20, layers: []}]
     """
-    misread = {invalid.path.partition(".layers")[0] for invalid in context.settings.unread.invalid_values}
-    incomplete = {missing.path for missing in context.settings.unread.missing_keys}
+    misread = {invalid.path.partition(".layers")[0] for invalid in context.settings.parse_issues.invalid_values}
+    incomplete = {missing.path for missing in context.settings.parse_issues.missing_keys}
     for statement in context.settings.swap:
         is_read = statement.path not in misread and statement.path not in incomplete
         if is_read and not statement.layers and not statement.layer_refs:
@@ -166,7 +166,7 @@ def stage_count_form(context: Context) -> Iterator[Finding]:
     FAIL (swap on; two lists of stages): recompute_config: {recompute: [[2, 1], [1, 0]]}
     """
     settings = context.settings
-    counts = settings.unread.stage_counts
+    counts = settings.parse_issues.stage_counts
     for path, node in counts:
         message = f"{path}: {show(node)} counts layers per pipeline stage, but swap is on"
         allowed = "True, False, or a list of layer indices"

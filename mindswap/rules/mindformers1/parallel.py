@@ -12,7 +12,7 @@ from mindswap.config.step_settings import LAYERS_NOT_INLINED, MAX_INLINED_MICRO_
 from mindswap.config.weight_sharding import (
     OPTIMIZER_CONFIG,
     OPTIMIZER_LEVELS,
-    num_sharing_ranks,
+    num_replica_ranks,
     read_weight_sharding,
     shards_weights,
 )
@@ -65,7 +65,7 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
     if chosen is not None and shard is not None and chosen.value == "level2" and shard.value is False:
         message = f"{path}.gradient_accumulation_shard: False has no effect, optimizer_level: level2 sets it to True"
         yield Finding(shard.location, message, fix="delete it, or optimizer_level: level1", level=Level.WARNING)
-    size, ranks = section.get("optimizer_weight_shard_size"), num_sharing_ranks(context.document)
+    size, ranks = section.get("optimizer_weight_shard_size"), num_replica_ranks(context.document)
     if size is None or not is_whole_number(size.value) or size.value < 1 or not shards_weights(context.document):
         return
     used = read_weight_sharding(context.document).num_ranks

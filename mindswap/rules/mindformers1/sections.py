@@ -53,7 +53,7 @@ def _unknown_keys(context: Context, name: str, keys: list[str]) -> Iterator[Find
     if section.entries is None and name != "swap_config":
         message = f"{name}: {show(section)} is {section.kind}"
         yield Finding(section.location, message, "a mapping", "delete it, or make it a mapping", context.stop_level)
-    reported = {unknown.entry.location for unknown in context.settings.unread.unknown_keys}  # by `unknown-key`
+    reported = {unknown.entry.location for unknown in context.settings.parse_issues.unknown_keys}  # by `unknown-key`
     for entry in section.unique_entries():
         is_added = not entry.location.line  # by MindFormers, while a run begins
         if entry.key not in keys and entry.location not in reported and not is_added:

@@ -31,7 +31,7 @@ def nothing_swapped(context: Context) -> Iterator[Finding]:
     """
     settings = context.settings
     has_recompute = any(statement.layers for statement in settings.recompute)
-    is_unread = settings.unread.invalid_values or settings.unread.missing_keys
+    is_unread = settings.parse_issues.invalid_values or settings.parse_issues.missing_keys
     if not settings.is_swap_enabled or settings.swap or has_recompute or is_unread:
         return
     for key in ("layer_swap", "op_swap"):

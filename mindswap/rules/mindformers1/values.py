@@ -27,7 +27,7 @@ def swap_not_bool(context: Context) -> Iterator[Finding]:
     PASS: swap_config: {swap: True}
     FAIL (quotes make it a string): swap_config: {swap: 'True'}
     """
-    for invalid in context.settings.unread.simple_invalid_values:
+    for invalid in context.settings.parse_issues.simple_invalid_values:
         if invalid.path == "swap_config.swap":
             fix = f"swap: {context.settings.is_swap_enabled}"
             yield Finding(invalid.node.location, invalid.message, Expect.BOOL.value, fix)
@@ -42,7 +42,7 @@ def bad_prefetch(context: Context) -> Iterator[Finding]:
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
     FAIL: layer_swap: [{backward_prefetch: 0, layers: [0]}]
     """
-    for invalid in context.settings.unread.invalid_values_of(Expect.PREFETCH):
+    for invalid in context.settings.parse_issues.invalid_values_of(Expect.PREFETCH):
         reason = "is out of range" if invalid.node.kind == "an integer" else f"is {invalid.node.kind}"
         message = f"{invalid.path}: {show(invalid.node)} {reason}"
         meant = _meant_distance(invalid.node.value)
@@ -87,9 +87,9 @@ def swap_off(context: Context) -> Iterator[Finding]:
     FAIL: swap_config: {swap: False, default_prefetch: 10}
     """
     section = context.document.get("swap_config")
-    if section is None or context.settings.is_swap_enabled or context.settings.unread.invalid_values:
+    if section is None or context.settings.is_swap_enabled or context.settings.parse_issues.invalid_values:
         return
-    unknown = context.settings.unread.unknown_keys
+    unknown = context.settings.parse_issues.unknown_keys
     if any(is_misspelt_switch(context.document, key) for key in unknown):
         return  # an error that includes this
     entries = [entry for entry in section.unique_entries() if entry.key not in {key.entry.key for key in unknown}]
@@ -138,7 +138,7 @@ def wrong_type(context: Context) -> Iterator[Finding]:
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0, 3]}]
     FAIL (`3.0` is a float): layer_swap: [{backward_prefetch: 20, layers: [0, 3.0]}]
     """
-    for invalid in context.settings.unread.simple_invalid_values:
+    for invalid in context.settings.parse_issues.simple_invalid_values:
         if invalid.expect is not Expect.PREFETCH and invalid.path != "swap_config.swap":  # they have rules of their own
             fix = _right_type(invalid, context.num_layers)
             yield Finding(invalid.node.location, invalid.message, invalid.expect.value, fix)

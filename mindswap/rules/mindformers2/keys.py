@@ -25,7 +25,7 @@ def missing_key(context: Context2x) -> Iterator[Finding]:
     PASS: op_swap: [{op_name: mlp, layers: [0]}]
     FAIL: op_swap: [{op_name: mlp}]
     """
-    for missing in context.settings.unread.missing_keys:
+    for missing in context.settings.parse_issues.missing_keys:
         example = "layers: ['0-2']" if missing.key == "layers" else "op_name: mlp"
         yield Finding(missing.node.location, f"{missing.path}: '{missing.key}' is missing", fix=f"add '{example}'")
 
@@ -65,7 +65,7 @@ def unknown_key(context: Context2x) -> Iterator[Finding]:
     PASS: swap: {enable: True, default_prefetch: 1}
     FAIL: swap: {enable: True, default_prefech: 1}
     """
-    for unknown in context.settings.unread.unknown_keys:
+    for unknown in context.settings.parse_issues.unknown_keys:
         if not unknown.is_in_entry:
             name = key_text(unknown.entry.key)
             fix = "write 'enable'" if name in ("swap", "enabled") else unknown.fix(HOMES_2X)
@@ -106,7 +106,7 @@ def ignored_key(context: Context2x) -> Iterator[Finding]:
     PASS: swap: {enable: True, default_prefetch: 2, layer_swap: [{layers: [0]}]}
     FAIL: swap: {enable: True, layer_swap: [{layers: [0], backward_prefetch: 20}]}
     """
-    for unknown in context.settings.unread.unknown_keys:
+    for unknown in context.settings.parse_issues.unknown_keys:
         if unknown.is_in_entry:
             name = key_text(unknown.entry.key)
             fix = unknown.fix(HOMES_2X, least=0.75)

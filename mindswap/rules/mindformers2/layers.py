@@ -17,8 +17,10 @@ def no_layers(context: Context2x) -> Iterator[Finding]:
     FAIL: op_swap: [{op_name: mlp, layers: []}]
     """
     # Lists that could not be read, or some of whose elements could not, have problems of their own.
-    wrong = {m.path.rpartition("[")[0] for m in context.settings.unread.invalid_values if m.expect is Expect2x.LAYER}
-    wrong |= {invalid.path for invalid in context.settings.unread.invalid_values}
+    wrong = {
+        m.path.rpartition("[")[0] for m in context.settings.parse_issues.invalid_values if m.expect is Expect2x.LAYER
+    }
+    wrong |= {invalid.path for invalid in context.settings.parse_issues.invalid_values}
     for target in context.settings.targets:
         if not target.specs and target.layers_path not in wrong and target.option != "full_recompute_layer":
             message = f"{target.layers_path}: the list is empty, so the entry has no effect"
@@ -179,8 +181,8 @@ def nothing_swapped(context: Context2x) -> Iterator[Finding]:
     """
     settings = context.settings
     is_unread = (
-        any(invalid.path.startswith("swap") for invalid in settings.unread.invalid_values)
-        or settings.unread.missing_keys
+        any(invalid.path.startswith("swap") for invalid in settings.parse_issues.invalid_values)
+        or settings.parse_issues.missing_keys
     )
     if not settings.is_swap_enabled or is_unread:
         return
@@ -192,4 +194,4 @@ def nothing_swapped(context: Context2x) -> Iterator[Finding]:
     message = "swap.enable: True, but no cell of any layer is swapped"
     allowed = "layer_swap: [{layers: [...]}] or op_swap: [{op_name: ..., layers: [...]}]"
     fix = "name layers, or write 'enable: False'"
-    yield Finding(context.document.place("swap", "enable"), message, allowed, fix)
+    yield Finding(context.document.location_of("swap", "enable"), message, allowed, fix)

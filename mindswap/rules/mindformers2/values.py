@@ -29,7 +29,7 @@ def wrong_type(context: Context2x) -> Iterator[Finding]:
         swap: {enable: True, layer_swap: [{layers: True}]}
     """
     elsewhere = (Expect2x.PREFETCH, Expect2x.MODE, Expect2x.EXCLUDE, Expect2x.LAYER)
-    for invalid in context.settings.unread.simple_invalid_values:
+    for invalid in context.settings.parse_issues.simple_invalid_values:
         if invalid.expect in elsewhere or _is_single_mapping(invalid):
             continue
         yield Finding(
@@ -75,7 +75,7 @@ def single_mapping(context: Context2x) -> Iterator[Finding]:
     PASS: swap: {enable: True, layer_swap: [{layers: [0]}]}
     FAIL: swap: {enable: True, layer_swap: {layers: [0]}}
     """
-    for invalid in context.settings.unread.simple_invalid_values:
+    for invalid in context.settings.parse_issues.simple_invalid_values:
         if _is_single_mapping(invalid):
             fix = f"{last_key(invalid.path)}: [{show(invalid.node)}]"
             message = f"{invalid.path}: one mapping; it must be a list"
@@ -93,7 +93,7 @@ def exclude_op_form(context: Context2x) -> Iterator[Finding]:
     PASS: recompute: {mode: full, full_recompute_layer: [0], exclude_op: {mlp: [0]}}
     FAIL: recompute: {mode: full, full_recompute_layer: [0], exclude_op: [MatMul]}
     """
-    for invalid in context.settings.unread.invalid_values_of(Expect2x.EXCLUDE):
+    for invalid in context.settings.parse_issues.invalid_values_of(Expect2x.EXCLUDE):
         message = f"{invalid.path}: {show(invalid.node)} is {invalid.node.kind}; mindformers 2.1.0 takes a mapping"
         fix = "exclude_op: {path: [layers]}; in 2.0.0 these were parts of operator names, which do not convert"
         yield Finding(invalid.node.location, message, invalid.expect.value, fix)
@@ -106,7 +106,7 @@ def recompute_mode(context: Context2x) -> Iterator[Finding]:
     PASS: recompute: {mode: None}
     FAIL: recompute: {mode: null}
     """
-    for invalid in context.settings.unread.invalid_values_of(Expect2x.MODE):
+    for invalid in context.settings.parse_issues.invalid_values_of(Expect2x.MODE):
         value = invalid.node.value
         meant = MEANT_MODES.get(str(value).strip().lower())
         if meant is None and isinstance(value, str):
@@ -122,7 +122,7 @@ def bad_layer(context: Context2x) -> Iterator[Finding]:
     PASS: layers: [0, '2-3', 5-6]
     FAIL: layers: ['0 - 3']
     """
-    for invalid in context.settings.unread.invalid_values_of(Expect2x.LAYER):
+    for invalid in context.settings.parse_issues.invalid_values_of(Expect2x.LAYER):
         message = f"{invalid.path}: {show(invalid.node)} names no layers"
         fix = _meant_layers(invalid.node.value, context)
         yield Finding(invalid.node.location, message, invalid.expect.value, fix)
@@ -151,7 +151,7 @@ def bad_prefetch(context: Context2x) -> Iterator[Finding]:
     """
     limit, prefetch = context.num_layers, context.settings.prefetch
     allowed = f"an integer from 1 to {max(limit - 1, 1)} (layers)" if limit is not None else Expect2x.PREFETCH.value
-    for invalid in context.settings.unread.invalid_values_of(Expect2x.PREFETCH):
+    for invalid in context.settings.parse_issues.invalid_values_of(Expect2x.PREFETCH):
         message = f"{invalid.path}: {show(invalid.node)} is not a distance in layers"
         yield Finding(invalid.node.location, message, allowed, "default_prefetch: 1")
     node = context.document.get("swap", "default_prefetch") or context.document.get("swap", "enable")

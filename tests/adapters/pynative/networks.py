@@ -55,13 +55,13 @@ class Network(nn.Cell):
 class Accumulated(nn.Cell):
     """Several micro-batches with one backward pass, as `gradient_accumulation_steps` of MindFormers has them."""
 
-    def __init__(self, network, num_parts):
+    def __init__(self, network, num_shards):
         super().__init__(auto_prefix=False)
         self.network = network
-        self.num_parts = num_parts
+        self.num_shards = num_shards
 
     def construct(self, x):
-        parts = [self.network(part) for part in x.chunk(self.num_parts)]
+        parts = [self.network(part) for part in x.chunk(self.num_shards)]
         return sum(parts[1:], parts[0])
 
 

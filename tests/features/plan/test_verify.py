@@ -75,7 +75,7 @@ def test_a_swap_between_unlike_layers_is_left_out_where_it_has_no_effect(monkeyp
     plan.without_swaps = lambda idle: asked.append(idle) or mended
     verdict = verify_plan(plan)
     assert asked == [{3: {"cast"}}] and not answers
-    assert verdict.is_as_asked and verdict.plan is mended
+    assert verdict.matches_policy and verdict.plan is mended
     assert verdict.text.endswith("no effect: swap of cast in layer 3; peak memory then 1.0 GiB")
 
 
@@ -110,11 +110,11 @@ def test_what_nobody_can_tell_is_said(monkeypatch):
 
     monkeypatch.setattr(plan_dry_run, "ask", late)
     verdict = verify_plan(no_plan(), limit_s=2)
-    assert verdict.is_as_asked is None and "verify took longer than 2 s" in verdict.text
+    assert verdict.matches_policy is None and "verify took longer than 2 s" in verdict.text
     assert not verdict.is_refused
     monkeypatch.setattr(plan_dry_run, "ask", lambda *_: Answer(1, None, "MindFormers is not installed\nfix: x"))
     assert verify_plan(no_plan()) == PlanVerdict(None, "not verified: MindFormers is not installed")
-    assert verify_plan(no_plan(None)).is_as_asked is None
+    assert verify_plan(no_plan(None)).matches_policy is None
 
 
 def test_a_plan_that_does_not_compile_is_refused_with_what_to_do(monkeypatch):
@@ -156,7 +156,7 @@ for percent in map(int, sys.argv[3:]):
     found = make_plan(step, least + (most - least) * percent // 100, pins=pins)
     found.save(f"{percent}.yaml")  # which also turns swap on
     effects, _ = verify_policy(load_document(f"{percent}.yaml"), found.policy)
-    print(percent, found.fits, *(f"{e.layer_index}: {e}" for e in effects if not e.is_as_asked or e.wasted))
+    print(percent, found.fits, *(f"{e.layer_index}: {e}" for e in effects if not e.matches_policy or e.wasted))
 """
 
 

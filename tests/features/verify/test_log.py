@@ -36,7 +36,7 @@ def run(tmp_path, monkeypatch, capsys):
     layers = trees(3).layers
     graph = SimpleNamespace(swap_pairs=())
     swapped = SimpleNamespace(layers=layers, notes=(), graph=graph, sample=SimpleNamespace(layer_map=(0, 1, 1, 2)))
-    effect = SimpleNamespace(layer_index=0, is_as_asked=True, pairs=(1,))
+    effect = SimpleNamespace(layer_index=0, matches_policy=True, pairs=(1,))
     monkeypatch.setenv("MINDSWAP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(verify, "verify_policy", lambda *_: ((effect,), swapped))
     monkeypatch.setattr(verify, "format_effect", lambda *_: "the compiled graph")

@@ -15,12 +15,12 @@ AS_ASKED = RecomputeEffect(0, True, ("mlp Mul",), 1, 2048, 1024)
 
 
 @pytest.mark.parametrize(
-    ("faults", "is_as_asked"),
+    ("faults", "matches_policy"),
     [(({}, {}), True), (({}, {"missing": ("mlp Mul",)}), False), (({"idle": ("mlp",)}, {}), False)],
 )
-def test_recompute_is_as_asked_if_it_is_in_every_layer(faults, is_as_asked, monkeypatch):
+def test_recompute_is_as_asked_if_it_is_in_every_layer(faults, matches_policy, monkeypatch):
     effects = tuple(replace(AS_ASKED, layer_index=index, **fault) for index, fault in enumerate(faults))
     monkeypatch.setattr(api, "verify_recompute", lambda *asked: (effects, SimpleNamespace(notes=("a note",))))
     found = api._answer_recompute(DOCUMENT, Policy(), None, True)
-    assert (found.is_as_asked, found.data["ok"]) == (is_as_asked, is_as_asked)
+    assert (found.matches_policy, found.data["ok"]) == (matches_policy, matches_policy)
     assert [layer["layer"] for layer in found.data["layers"]] == [0, 1] and "a note" in found.text

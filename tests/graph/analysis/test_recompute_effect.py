@@ -44,7 +44,7 @@ def select(*patterns):
 
 def test_a_recomputed_cell_that_runs_again_is_as_asked():
     effect = compare(step(MLP, MLP, saved=""), select_recompute=select("mlp"))
-    assert effect.is_as_asked
+    assert effect.matches_policy
     assert effect.operators == ("mlp Matmul", "mlp Gelu") and effect.num_recomputed == 2
     # Both outputs of 1 KiB are kept without recompute, none with it.
     assert (effect.kept_before_bytes, effect.kept_bytes) == (2 * KIB, 0)
@@ -57,22 +57,22 @@ def test_what_is_marked_by_itself_in_a_recomputed_cell_runs_again_by_its_scope()
     gradient = replace(node("gelu_grad", "Gelu", "x"), scope="Gradients/recompute_Default/gelu_grad")
     compiled = replace(compiled, backward=(gelu, gradient, *compiled.backward))
     effect = compare(compiled, select_recompute=select("mlp", r"mlp\.gelu"))
-    assert effect.is_as_asked and effect.num_recomputed == 2
+    assert effect.matches_policy and effect.num_recomputed == 2
 
 
 def test_a_whole_layer():
-    assert compare(step(MLP, MLP), layer_recompute=ALL_LAYERS).is_as_asked
+    assert compare(step(MLP, MLP), layer_recompute=ALL_LAYERS).matches_policy
     effect = compare(step(MLP), layer_recompute=ALL_LAYERS)
-    assert effect.is_whole and effect.idle == ("the whole layer",) and not effect.is_as_asked
+    assert effect.is_whole and effect.idle == ("the whole layer",) and not effect.matches_policy
 
 
 def test_nothing_asked_and_nothing_done():
-    assert compare(step()).is_as_asked
+    assert compare(step()).matches_policy
 
 
 def test_an_operator_that_nobody_asked_for():
     effect = compare(step(MLP, MLP))
-    assert effect.unasked == ("mlp Matmul", "mlp Gelu") and not effect.is_as_asked
+    assert effect.unasked == ("mlp Matmul", "mlp Gelu") and not effect.matches_policy
 
 
 def test_another_layer_than_the_one_asked_for():
@@ -80,12 +80,12 @@ def test_another_layer_than_the_one_asked_for():
         replace(resolve_layer(Policy(is_swap_enabled=True, layer_recompute=ALL_LAYERS), i, TREE)) for i in (0, 1)
     ]
     first, second = compare_recompute(actions, BASELINE, step(MLP, MLP))
-    assert first.is_as_asked and second.idle == ("the whole layer",)
+    assert first.matches_policy and second.idle == ("the whole layer",)
 
 
 def test_an_operator_that_is_asked_for_and_not_marked():
     effect = compare(step(["gelu"], ["gelu"]), select_recompute=select("mlp"))
-    assert effect.missing == ("mlp Matmul",) and not effect.is_as_asked
+    assert effect.missing == ("mlp Matmul",) and not effect.matches_policy
 
 
 def test_what_the_model_recomputes_by_itself_was_not_asked_for():
@@ -97,7 +97,7 @@ def test_what_the_model_recomputes_by_itself_was_not_asked_for():
 def test_an_excluded_operator_must_not_run_again():
     # matmul is excluded from the whole layer, and runs again all the same.
     policy = {"layer_recompute": ALL_LAYERS, "select_recompute_exclude": select(r"mlp\.matmul")}
-    assert compare(step(["gelu"], ["gelu"]), **policy).is_as_asked
+    assert compare(step(["gelu"], ["gelu"]), **policy).matches_policy
     assert compare(step(MLP, MLP), **policy).unasked == ("mlp Matmul",)
 
 
@@ -154,7 +154,7 @@ def test_one_of_two_primitives_of_a_type_may_run_again():
 
 def test_communication_is_compared_by_its_mark():
     asked = {"select_comm_recompute": select(r"mlp\.matmul")}
-    assert compare(step(recompute_comm_op=True), **asked).is_as_asked
+    assert compare(step(recompute_comm_op=True), **asked).matches_policy
     assert compare(step(), **asked).comm_missing == ("mlp Matmul",)
     assert compare(step(recompute_comm_op=True)).comm_unasked == ("mlp Matmul",)
 
@@ -162,7 +162,7 @@ def test_communication_is_compared_by_its_mark():
 def test_an_operator_that_lost_its_mark_and_runs_again_is_not_missing():
     """As `split` of latent attention, which has no scope; without the second run it is missing."""
     effect = compare(step(("matmul",), MLP), layer_recompute=ALL_LAYERS)
-    assert effect.missing == () and effect.is_as_asked
+    assert effect.missing == () and effect.matches_policy
     assert compare(step(("matmul",), ("matmul",)), layer_recompute=ALL_LAYERS).missing == ("mlp Gelu",)
 
 
@@ -201,7 +201,7 @@ def test_what_the_compiler_adds_to_a_cell_that_was_asked_for_was_asked_for():
     compiled = step(MLP, MLP, saved="")
     compiled = replace(compiled, backward=(copy, *compiled.backward))
     effect = compare(compiled, select_recompute=select("mlp"))
-    assert effect.is_as_asked and effect.operators == ("mlp Load", "mlp Matmul", "mlp Gelu")
+    assert effect.matches_policy and effect.operators == ("mlp Load", "mlp Matmul", "mlp Gelu")
     assert compare(compiled, select_recompute=select("norm")).unasked == ("mlp Load", "mlp Matmul", "mlp Gelu")
 
 

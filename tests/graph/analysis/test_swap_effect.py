@@ -76,7 +76,7 @@ def producers(pairs):
 
 def test_a_swap_that_is_in_the_graph_is_as_asked():
     effect = compare(gelu_swapped(), policy(r"mlp\.gelu"))
-    assert effect.is_as_asked
+    assert effect.matches_policy
     assert producers(effect.pairs) == ["Gelu"]
     # Two values of 1 KiB before; one of them leaves.
     assert (effect.kept_before_bytes, effect.kept_bytes, effect.swapped_bytes) == (2 * KIB, KIB, KIB)
@@ -84,7 +84,7 @@ def test_a_swap_that_is_in_the_graph_is_as_asked():
 
 def test_no_swap_asked_and_none_there_is_as_asked():
     effect = compare(BASELINE, policy())
-    assert effect.is_as_asked and effect.pairs == ()
+    assert effect.matches_policy and effect.pairs == ()
     assert (effect.kept_before_bytes, effect.kept_bytes, effect.swapped_bytes) == (2 * KIB, 2 * KIB, 0)
 
 
@@ -96,7 +96,7 @@ def test_an_operator_that_backward_does_not_need_is_not_missed():
         saved="o1 o2",
     )
     effect = compare(both, policy(layer_swap=(LayerSwap(ALL_LAYERS, 5),)))
-    assert effect.is_as_asked
+    assert effect.matches_policy
     assert (effect.kept_bytes, effect.swapped_bytes) == (0, 2 * KIB)
 
 
@@ -106,7 +106,7 @@ def test_an_operator_that_backward_does_not_need_is_not_missed():
 def test_an_operator_that_stays_though_it_was_asked_is_missing():
     effect = compare(gelu_swapped(), policy("mlp"))
     assert ops(effect.missing) == ["Matmul"]
-    assert not effect.is_as_asked
+    assert not effect.matches_policy
 
 
 @pytest.mark.parametrize(("settings", "missing"), [({}, []), ({"offload": True, "backward_prefetch": 5}, ["Matmul"])])
@@ -126,13 +126,13 @@ def test_a_swap_that_nobody_asked_for_is_unasked():
     effect = compare(gelu_swapped(), policy(r"mlp\.matmul"))
     assert (producers(effect.unasked), effect.wrong_prefetch) == (["Gelu"], ())
     assert ops(effect.missing) == ["Matmul"]
-    assert not effect.is_as_asked
+    assert not effect.matches_policy
 
 
 def test_another_prefetch_is_wrong():
     effect = compare(gelu_swapped(prefetch_in=4), policy(r"mlp\.gelu"))
     assert producers(effect.wrong_prefetch) == ["Gelu"]
-    assert not effect.is_as_asked
+    assert not effect.matches_policy
 
 
 def test_a_copy_that_never_comes_back_is_one_way():
@@ -141,12 +141,12 @@ def test_a_copy_that_never_comes_back_is_one_way():
     assert [node.name for node in effect.one_way] == ["out"]
     assert effect.one_way_bytes == KIB and effect.swapped_bytes == 0
     assert ops(effect.missing) == ["Gelu"]
-    assert not effect.is_as_asked
+    assert not effect.matches_policy
 
 
 def test_a_fault_of_another_layer_is_not_of_this_one():
     effect = compare(gelu_swapped(), policy(), index=1)
-    assert effect.is_as_asked and effect.pairs == ()
+    assert effect.matches_policy and effect.pairs == ()
 
 
 def test_an_entry_acts_in_its_layers_only():
@@ -173,7 +173,7 @@ def test_every_output_counts_for_the_layer_of_its_operator():
         **constants,
     )
     effect = compare(step, policy(r"mlp\.gelu"), baseline=before)
-    assert effect.is_as_asked
+    assert effect.matches_policy
     assert len(effect.pairs) == 2
     assert len(compare(step, policy(), baseline=before).unasked) == 2
 
@@ -189,7 +189,7 @@ def test_one_output_that_stays_is_missing():
     )
     effect = compare(step, policy(r"mlp\.gelu"), baseline=before)
     assert [node.name for node in effect.missing] == ["part1"]
-    assert not effect.is_as_asked
+    assert not effect.matches_policy
 
 
 # Several primitives of one type in one cell: the graph does not say which is which.
@@ -217,12 +217,12 @@ def with_types(tree):
     return dataclasses.replace(tree, children=children)
 
 
-@pytest.mark.parametrize(("prefetch", "is_as_asked"), [(5, True), (6, False)])
-def test_of_two_primitives_that_look_alike_one_may_be_swapped(prefetch, is_as_asked):
+@pytest.mark.parametrize(("prefetch", "matches_policy"), [(5, True), (6, False)])
+def test_of_two_primitives_that_look_alike_one_may_be_swapped(prefetch, matches_policy):
     tree = with_types(TREE)
     actions = resolve_layer(policy(r"norm\.mul"), 0, tree)
     (effect,) = compare_effect([actions], TWO_KEPT, two_products(prefetch))
-    assert effect.is_as_asked is is_as_asked
+    assert effect.matches_policy is matches_policy
 
 
 def in_layer(index, size_bytes):
@@ -250,7 +250,7 @@ def test_an_entry_whose_operators_backward_does_not_need_is_idle():
     assert [(idle.entry, idle.reason, idle.keeps_instead) for idle in effect.idle] == [
         ("add", IdleReason.NOT_NEEDED, ())
     ]
-    assert not effect.is_as_asked
+    assert not effect.matches_policy
 
 
 def test_an_idle_entry_names_what_is_kept_instead():
@@ -304,7 +304,7 @@ def test_without_lazy_inline_every_entry_is_idle():
         (r"mlp\.gelu", IdleReason.NO_LAZY_INLINE),
         ("layer_swap", IdleReason.NO_LAZY_INLINE),
     }
-    assert not effect.is_as_asked
+    assert not effect.matches_policy
 
 
 # Two views in a row: the compiler leaves one, with the settings of the first, at the place of the second.
@@ -341,18 +341,18 @@ def compare_views(step, wanted):
 
 def test_a_copy_of_a_view_goes_by_the_name_of_the_first_of_two():
     effect = compare_views(one_view(is_swapped=True), policy(r"mlp\.reshape"))
-    assert effect.is_as_asked
+    assert effect.matches_policy
     assert (effect.kept_before_bytes, effect.kept_bytes, effect.swapped_bytes) == (KIB, 0, KIB)
 
 
 def test_a_view_may_have_its_own_name_all_the_same():
-    assert compare_views(one_view(is_swapped=True), policy(r"attention\.reshape")).is_as_asked
+    assert compare_views(one_view(is_swapped=True), policy(r"attention\.reshape")).matches_policy
 
 
 def test_the_distance_is_that_of_either_name():
     both = policy(r"mlp\.reshape")
     later = dataclasses.replace(both, op_swap=(*both.op_swap, OpSwap(r"attention\.reshape", ALL_LAYERS, 7)))
-    assert compare_views(one_view(is_swapped=True), later).is_as_asked
+    assert compare_views(one_view(is_swapped=True), later).matches_policy
     other = policy(r"(mlp|attention)\.reshape", prefetch=6)
     assert len(compare_views(one_view(is_swapped=True), other).wrong_prefetch) == 1
 
@@ -360,7 +360,7 @@ def test_the_distance_is_that_of_either_name():
 def test_a_copy_of_a_view_is_unasked_if_neither_is_named():
     effect = compare_views(one_view(is_swapped=True), policy(r"norm\.reshape"))
     assert producers(effect.unasked) == ["Reshape"]
-    assert not effect.is_as_asked
+    assert not effect.matches_policy
 
 
 def test_the_name_of_the_second_moves_nothing_and_says_why():
@@ -454,7 +454,7 @@ def test_a_copy_of_memory_that_stays_under_another_name_is_wasted():
     )
     effect = compare(step, policy(r"mlp\.gelu"), baseline=before)
     assert [entry.storage.name for entry in effect.wasted] == ["gelu"]
-    assert effect.is_as_asked
+    assert effect.matches_policy
     assert (effect.kept_before_bytes, effect.kept_bytes, effect.swapped_bytes) == (KIB, KIB, KIB)
 
 

@@ -68,7 +68,7 @@ class MegatronOptions:
     pipeline_model_parallel_layout: str | None = _option(OptionKind.TEXT, "not supported")
     places: tuple[tuple[str, Location], ...] = ()  # where each given option stands, by field name
 
-    def place(self, field: str) -> Location:
+    def location_of(self, field: str) -> Location:
         """Place of an option; of the first option at all where it is not given."""
         places = dict(self.places)
         return places.get(field) or next(iter(places.values()), Location("command line"))

@@ -166,4 +166,6 @@ class _Translation:
 
     def _add(self, level: Level, field: str, message: str, allowed: str = "", fix: str = "") -> None:
         name = option_name(field)
-        self.problems.append(Problem(self.options.place(field), RULE, level, f"{name}: {message}", allowed, fix, name))
+        self.problems.append(
+            Problem(self.options.location_of(field), RULE, level, f"{name}: {message}", allowed, fix, name)
+        )

@@ -108,7 +108,15 @@ def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tupl
     names = ((Level.ERROR, error) for error in _check_names(options, known))
     found = (*_find_listed(options, known), *names, *_check_layers(options))
     return tuple(
-        Problem(options.place(field), RULE, level, f"{option_name(field)}: {message}", allowed, fix, option_name(field))
+        Problem(
+            options.location_of(field),
+            RULE,
+            level,
+            f"{option_name(field)}: {message}",
+            allowed,
+            fix,
+            option_name(field),
+        )
         for level, (field, message, allowed, fix) in found
     )
 

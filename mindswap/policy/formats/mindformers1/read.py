@@ -64,7 +64,7 @@ def read_settings(document: Document, num_layers: int | None = None) -> PolicySe
         swap=swap.statements,
         recompute=tuple(recompute.statements),
         flags=tuple(recompute.flags),
-        unread=parts.unread,
+        parse_issues=parts.parse_issues,
     )
 
 
@@ -83,15 +83,15 @@ def _read_swap(document: Document, parts: Parts) -> _Swap:
     if section is None or (swap is not None and swap.value is False):
         return _Swap()
     if swap is not None and swap.value is not True:
-        parts.unread.add_invalid_value("swap_config.swap", swap, Expect.BOOL)
+        parts.parse_issues.add_invalid_value("swap_config.swap", swap, Expect.BOOL)
         if is_empty(swap) or str(swap.value).strip().lower() in _OFF_WORDS:
             return _Swap()
-    parts.unread.check_keys(section, "swap_config", SWAP_KEYS)
+    parts.parse_issues.check_keys(section, "swap_config", SWAP_KEYS)
     if swap is None:
         return _Swap()
     layer_swap, op_swap, prefetch = (_set(section.get(key)) for key in ("layer_swap", "op_swap", "default_prefetch"))
     if prefetch is not None and not is_prefetch(prefetch):
-        parts.unread.add_invalid_value("swap_config.default_prefetch", prefetch, Expect.PREFETCH)
+        parts.parse_issues.add_invalid_value("swap_config.default_prefetch", prefetch, Expect.PREFETCH)
     if _asks_for_default_strategy(layer_swap, op_swap, prefetch):
         return _default_strategy(swap, prefetch)
     found: list[Statement] = []
@@ -120,7 +120,7 @@ def _default_strategy(swap: DocumentNode, prefetch: DocumentNode | None) -> _Swa
 
 def _read_layer_swap(node: DocumentNode, parts: Parts) -> Iterator[Statement]:
     for path, entry in parts.entries(node, "swap_config.layer_swap", Expect.LAYER_SWAP):
-        parts.unread.check_keys(entry, path, ENTRY_KEYS["layer_swap"], is_entry=True)
+        parts.parse_issues.check_keys(entry, path, ENTRY_KEYS["layer_swap"], is_entry=True)
         yield from _swap_entry("layer_swap", path, entry, [(None, path, entry.location)], parts)
 
 
@@ -130,7 +130,7 @@ def _read_op_swap(node: DocumentNode, parts: Parts) -> Iterator[Statement]:
         yield from _read_op_swap_mapping(node, path, parts)
         return
     for entry_path, entry in parts.entries(node, path, Expect.OP_SWAP):
-        parts.unread.check_keys(entry, entry_path, ENTRY_KEYS["op_swap"], is_entry=True)
+        parts.parse_issues.check_keys(entry, entry_path, ENTRY_KEYS["op_swap"], is_entry=True)
         name = entry.get("op_name")
         patterns = parts.patterns(name, f"{entry_path}.op_name") if name is not None else []
         yield from _swap_entry("op_swap", entry_path, entry, patterns, parts)
@@ -142,7 +142,7 @@ def _read_op_swap_mapping(node: DocumentNode, path: str, parts: Parts) -> Iterat
         name_path = f"{path}['{key_text(named.key)}']"
         patterns = parts.patterns(DocumentNode(named.location, named.key), name_path)
         for entry_path, entry in parts.entries(named.value, name_path, Expect.LAYER_SWAP):
-            parts.unread.check_keys(entry, entry_path, ENTRY_KEYS["op_swap value"], is_entry=True)
+            parts.parse_issues.check_keys(entry, entry_path, ENTRY_KEYS["op_swap value"], is_entry=True)
             yield from _swap_entry("op_swap", entry_path, entry, patterns, parts)
 
 
@@ -152,7 +152,7 @@ def _swap_entry(
     layers_node, prefetch = entry.get("layers"), entry.get("backward_prefetch")
     layers, refs = parts.layers(layers_node, f"{path}.layers") if layers_node is not None else (NO_LAYERS, ())
     if prefetch is not None and not is_prefetch(prefetch):
-        parts.unread.add_invalid_value(f"{path}.backward_prefetch", prefetch, Expect.PREFETCH)
+        parts.parse_issues.add_invalid_value(f"{path}.backward_prefetch", prefetch, Expect.PREFETCH)
         prefetch = None
     distance = (prefetch.value, prefetch.location) if prefetch is not None else (None, None)
     for named in patterns:

@@ -30,27 +30,31 @@ Named = tuple[str | None, str, Location]
 
 @dataclass(frozen=True)
 class Parts:
-    """Reads parts for a model of this many layers; `unread` collects what does not fit."""
+    """Reads parts for a model of this many layers; `parse_issues` collects what does not fit."""
 
     num_layers: int | None
-    unread: ParseIssues = field(default_factory=ParseIssues)
+    parse_issues: ParseIssues = field(default_factory=ParseIssues)
 
     def section(self, node: DocumentNode | None, path: str) -> DocumentNode | None:
         """A section that says something and can be read; else None."""
         empty = node is None or is_empty(node)
-        return None if node is None or empty else self.unread.section(node, path, Expect.MAPPING, Expect.SMALL_SECTION)
+        return (
+            None
+            if node is None or empty
+            else self.parse_issues.section(node, path, Expect.MAPPING, Expect.SMALL_SECTION)
+        )
 
     def entries(self, node: DocumentNode, path: str, expect: Expect) -> list[tuple[str, DocumentNode]]:
         """The mappings of a list, or the one mapping that stands in place of a list; each with its path."""
         if node.entries is not None:
             return [(path, node)] if node.entries else []
         if node.items is None:
-            self.unread.add_invalid_value(path, node, expect)
+            self.parse_issues.add_invalid_value(path, node, expect)
             return []
         entries = [(f"{path}[{index}]", item) for index, item in enumerate(node.items)]
         for entry_path, entry in entries:
             if entry.entries is None:
-                self.unread.add_invalid_value(entry_path, entry, Expect.MAPPING)
+                self.parse_issues.add_invalid_value(entry_path, entry, Expect.MAPPING)
         return [(entry_path, entry) for entry_path, entry in entries if entry.entries is not None]
 
     def patterns(self, node: DocumentNode, path: str) -> list[Named]:
@@ -62,7 +66,7 @@ class Parts:
             if is_pattern(place):
                 patterns.append((str(place.value), place_path, place.location))
             else:
-                self.unread.add_invalid_value(place_path, place, Expect.PATTERN)
+                self.parse_issues.add_invalid_value(place_path, place, Expect.PATTERN)
         return patterns
 
     def layers(self, node: DocumentNode, path: str, expect: Expect = Expect.LAYERS) -> Found:
@@ -74,13 +78,13 @@ class Parts:
             for index, item in enumerate(node.items):
                 found = _layer_refs(item)
                 if found is None:
-                    self.unread.add_invalid_value(f"{path}[{index}]", item, Expect.LAYER_INDEX)
+                    self.parse_issues.add_invalid_value(f"{path}[{index}]", item, Expect.LAYER_INDEX)
                 else:
                     refs += found
         else:
             refs = (_layer_refs(node) if isinstance(node.value, str) else None) or []
             if not refs:
-                self.unread.add_invalid_value(path, node, expect)
+                self.parse_issues.add_invalid_value(path, node, expect)
         limit = self.num_layers or MAX_NUM_LAYERS
         return Layers(ref.index for ref in refs if 0 <= ref.index < limit), tuple(refs)
 
@@ -127,7 +131,7 @@ class RecomputeReader:
         section = self.parts.section(node, "recompute_config")
         if section is None:
             return
-        self.parts.unread.check_keys(section, "recompute_config", RECOMPUTE_KEYS)
+        self.parts.parse_issues.check_keys(section, "recompute_config", RECOMPUTE_KEYS)
         for entry in section.unique_entries():
             path = f"recompute_config.{key_text(entry.key)}"
             if entry.key == "recompute":
@@ -139,17 +143,17 @@ class RecomputeReader:
                 if isinstance(entry.value.value, bool):
                     self.flags.append((str(entry.key), entry.value.value))
                 else:
-                    self.parts.unread.add_invalid_value(path, entry.value, Expect.BOOL)
+                    self.parts.parse_issues.add_invalid_value(path, entry.value, Expect.BOOL)
 
     def read_own_section(self, node: DocumentNode | None) -> None:
         """Read `mindswap`, the section of this package."""
         section = self.parts.section(node, "mindswap")
         if section is None:
             return
-        self.parts.unread.check_keys(section, "mindswap", MINDSWAP_KEYS)
+        self.parts.parse_issues.check_keys(section, "mindswap", MINDSWAP_KEYS)
         stand_ins = section.get("cpu_stand_ins")
         if stand_ins is not None and not stand_ins.is_null and not isinstance(stand_ins.value, bool):
-            self.parts.unread.add_invalid_value("mindswap.cpu_stand_ins", stand_ins, Expect.BOOL)
+            self.parts.parse_issues.add_invalid_value("mindswap.cpu_stand_ins", stand_ins, Expect.BOOL)
         output = section.get("output_recompute")
         if output is not None and not output.is_null:
             path = "mindswap.output_recompute"
@@ -182,6 +186,6 @@ class RecomputeReader:
 
     def _layers(self, node: DocumentNode, path: str, expect: Expect) -> Found:
         if is_stage_counts(node, self.pipeline, self.parts.num_layers):
-            self.parts.unread.stage_counts.append((path, node))
+            self.parts.parse_issues.stage_counts.append((path, node))
             return NO_LAYERS, ()
         return self.parts.layers(node, path, expect)

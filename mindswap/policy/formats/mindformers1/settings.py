@@ -151,7 +151,7 @@ class PolicySettings:
     swap: tuple[Statement, ...] = ()
     recompute: tuple[Statement, ...] = ()  # statements of `recompute` and the select options
     flags: tuple[tuple[str, bool], ...] = ()
-    unread: ParseIssues = field(default_factory=ParseIssues)  # what could not be read
+    parse_issues: ParseIssues = field(default_factory=ParseIssues)  # what could not be read
 
     @property
     def statements(self) -> tuple[Statement, ...]:

@@ -91,7 +91,7 @@ def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
             f"{num_layers} layers cannot be spread evenly over {format_count(pipeline.num_stages, 'stage')} x "
             f"{format_count(pipeline.num_chunks, 'chunk')}, and model.model_config.offset is missing"
         )
-    location = document.place(*path.split("."))
+    location = document.location_of(*path.split("."))
     allowed = "extra layers, one number for each stage"
     return Problem(location, RULE, Level.ERROR, f"{path}: {reason}", allowed, _layout_fix(pipeline, num_layers))
 
@@ -253,7 +253,7 @@ class _Expansion:
         is_on = self.document.get("parallel", "pipeline_config", "pipeline_interleave")
         written = read_num_chunks(self.document)
         if written > 1 and (is_on is None or is_on.value is not True):
-            place = self.document.place("model", "model_config", "pp_interleave_num")
+            place = self.document.location_of("model", "model_config", "pp_interleave_num")
             num_chunks = self.pipeline.num_chunks
             effect = f"{num_chunks} chunks are counted here" if num_chunks > 1 else "1 chunk counts"
             message = f"model.model_config.pp_interleave_num: acts only with pipeline_interleave: True; {effect}"

@@ -35,7 +35,7 @@ class _Reader:
         self.num_mtp_layers = find_mtp_layers(document)
         self.num_layers = num_layers + self.num_mtp_layers if num_layers is not None else None
         self.targets: list[Target] = []
-        self.unread = ParseIssues()
+        self.parse_issues = ParseIssues()
 
     def read(self) -> Settings2x:
         is_swap_enabled, prefetch = self._read_swap()
@@ -49,23 +49,23 @@ class _Reader:
             mode,
             is_comm_enabled,
             tuple(self.targets),
-            self.unread,
+            self.parse_issues,
         )
 
     def _section(self, name: str) -> DocumentNode | None:
         node = self.document.get(name)
         if node is None:
             return None
-        section = self.unread.section(node, name, Expect2x.SECTION, Expect2x.SMALL_SECTION)
+        section = self.parse_issues.section(node, name, Expect2x.SECTION, Expect2x.SMALL_SECTION)
         if section is not None:
-            self.unread.check_keys(section, name, SECTION_KEYS[name])
+            self.parse_issues.check_keys(section, name, SECTION_KEYS[name])
         return section
 
     def _is_enabled(self, section: DocumentNode, name: str) -> bool:
         node = section.get("enable")
         if node is None or isinstance(node.value, bool):
             return node is not None and node.value
-        self.unread.add_invalid_value(f"{name}.enable", node, Expect2x.BOOL)
+        self.parse_issues.add_invalid_value(f"{name}.enable", node, Expect2x.BOOL)
         return str(node.value).strip().lower() not in _OFF_WORDS
 
     # swap
@@ -80,7 +80,7 @@ class _Reader:
         if node is not None:
             prefetch = node.value if is_prefetch(node) else None
             if prefetch is None and (is_enabled or not is_index(node)):
-                self.unread.add_invalid_value("swap.default_prefetch", node, Expect2x.PREFETCH)
+                self.parse_issues.add_invalid_value("swap.default_prefetch", node, Expect2x.PREFETCH)
         if is_enabled:  # upstream looks at the type of a list or mapping only where it is used
             for path, entry in self._entries(section.get("layer_swap"), "swap.layer_swap", ("layers",)):
                 layers = entry.get("layers")
@@ -96,20 +96,20 @@ class _Reader:
             return []
         found = [(f"{path}[{index}]", item) for index, item in enumerate(node.items or ())]
         if node.items is None:
-            self.unread.add_invalid_value(path, node, Expect2x.ENTRIES)
+            self.parse_issues.add_invalid_value(path, node, Expect2x.ENTRIES)
             found = [(path, node)] if node.entries is not None else []
         for entry_path, entry in found:
             if entry.entries is None:
-                self.unread.add_invalid_value(entry_path, entry, Expect2x.ENTRY)
+                self.parse_issues.add_invalid_value(entry_path, entry, Expect2x.ENTRY)
         entries = [(entry_path, entry) for entry_path, entry in found if entry.entries is not None]
         for entry_path, entry in entries:
-            self.unread.check_keys(entry, entry_path, keys, is_entry=True)
+            self.parse_issues.check_keys(entry, entry_path, keys, is_entry=True)
         return entries
 
     def _read_op_swap(self, path: str, entry: DocumentNode) -> None:
         name, layers = entry.get("op_name"), entry.get("layers")
         if name is not None and not is_pattern(name):
-            self.unread.add_invalid_value(f"{path}.op_name", name, Expect2x.PATTERN)
+            self.parse_issues.add_invalid_value(f"{path}.op_name", name, Expect2x.PATTERN)
         elif name is not None and layers is not None:
             place = (f"{path}.op_name", name.location)
             self._add("op_swap", path, entry.location, layers, f"{path}.layers", name.value, place)
@@ -125,7 +125,7 @@ class _Reader:
         if node is not None:
             mode = node.value if isinstance(node.value, str) and node.value in ("None", "full", "select") else None
             if mode is None:
-                self.unread.add_invalid_value("recompute.mode", node, Expect2x.MODE)
+                self.parse_issues.add_invalid_value("recompute.mode", node, Expect2x.MODE)
         full, select, exclude = (section.get(key) for key in SECTION_KEYS["recompute"][1:])
         is_on = mode in ("full", "select")
         if full is not None and not full.is_null and is_on:
@@ -136,7 +136,7 @@ class _Reader:
             self._read_modules(select, "recompute.select_module", "select_module", is_active=mode == "select")
         if exclude is not None and not exclude.is_null and (is_on or is_comm_enabled):
             if exclude.entries is None:
-                self.unread.add_invalid_value("recompute.exclude_op", exclude, Expect2x.EXCLUDE)
+                self.parse_issues.add_invalid_value("recompute.exclude_op", exclude, Expect2x.EXCLUDE)
             else:
                 self._read_modules(exclude, "recompute.exclude_op", "exclude_op", is_active=True)
         return mode
@@ -153,12 +153,14 @@ class _Reader:
 
     def _read_modules(self, node: DocumentNode, path: str, option: str, is_active: bool) -> None:
         if node.entries is None:
-            self.unread.add_invalid_value(path, node, Expect2x.MODULES)
+            self.parse_issues.add_invalid_value(path, node, Expect2x.MODULES)
             return
         for entry in node.unique_entries():
             name_path = f"{path}['{key_text(entry.key)}']"
             if not isinstance(entry.key, str) or not entry.key.strip():
-                self.unread.add_invalid_value(name_path, DocumentNode(entry.location, entry.key), Expect2x.PATTERN)
+                self.parse_issues.add_invalid_value(
+                    name_path, DocumentNode(entry.location, entry.key), Expect2x.PATTERN
+                )
             elif is_active or entry.value.items is None:
                 self._add(option, name_path, entry.location, entry.value, name_path, entry.key)
 
@@ -177,11 +179,11 @@ class _Reader:
         """Keep a target; the pattern stands where the entry does, unless it has a place of its own."""
         specs = []
         if layers.items is None:
-            self.unread.add_invalid_value(layers_path, layers, Expect2x.LAYERS)
+            self.parse_issues.add_invalid_value(layers_path, layers, Expect2x.LAYERS)
         for index, item in enumerate(layers.items or ()):
             spec = parse_spec(item, f"{layers_path}[{index}]")
             if spec is None or spec.first > spec.last:
-                self.unread.add_invalid_value(f"{layers_path}[{index}]", item, Expect2x.LAYER)
+                self.parse_issues.add_invalid_value(f"{layers_path}[{index}]", item, Expect2x.LAYER)
             else:
                 specs.append(spec)
         place = pattern_place or (path, location)

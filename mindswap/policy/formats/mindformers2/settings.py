@@ -114,7 +114,7 @@ class Settings2x:
     is_comm_enabled: bool  # what `recompute_comm.enable` says
     targets: tuple[Target, ...]  # all that acts or is meant to act, in order
     # what could not be read; of unknown keys upstream ignores those in an entry and refuses those in a section
-    unread: ParseIssues
+    parse_issues: ParseIssues
 
     def of(self, option: str) -> tuple[Target, ...]:
         """The targets under one option."""

@@ -105,7 +105,7 @@ RULE = "form-2x"
 DOUBLE_RULE = "sections-of-both"
 
 
-class Form(Enum):
+class ConfigFormat(Enum):
     """The form of a configuration, in words."""
 
     GRAPH = "MindFormers 1.9 (graph mode)"
@@ -117,14 +117,14 @@ class Form(Enum):
         return self.value.split()[1]
 
 
-def find_form(document: Document) -> Form:
+def find_format(document: Document) -> ConfigFormat:
     """The form by the top-level keys: `training` and `parallelism`, and none of `trainer`, `runner_config`.
 
     Source: `TrainConfig` in mindformers/pynative/config/config.py of the mindformers 2.1.0 wheel.
     """
     has_new = all(document.get(key) is not None for key in ("training", "parallelism"))
     has_old = any(document.get(key) is not None for key in ("trainer", "runner_config"))
-    return Form.PYNATIVE if has_new and not has_old else Form.GRAPH
+    return ConfigFormat.PYNATIVE if has_new and not has_old else ConfigFormat.GRAPH
 
 
 SECTIONS_1_9 = ("swap_config", "recompute_config")
@@ -138,20 +138,22 @@ def find_mixed_sections(document: Document) -> Problem | None:
 
     A section of 2.x counts where it is a mapping, for other parts of a file may have a key of its name.
     """
-    is_graph = find_form(document) is Form.GRAPH
+    is_graph = find_format(document) is ConfigFormat.GRAPH
     new = [name for name in SECTIONS_2X if (node := document.get(name)) is not None and node.entries]
     old = [name for name in SECTIONS_1_9 if document.get(name) is not None]
     old = [name for name in old if any(section.startswith(name.removesuffix("_config")) for section in new)]
     new = [name for name in new if any(name.startswith(section.removesuffix("_config")) for section in old)]
     if not old or not new:
         return None
-    read, unread = (old, new) if is_graph else (new, old)
-    form, other = (Form.GRAPH, Form.PYNATIVE) if is_graph else (Form.PYNATIVE, Form.GRAPH)
-    entry = document.entry(unread[0])
+    read, parse_issues = (old, new) if is_graph else (new, old)
+    form, other = (
+        (ConfigFormat.GRAPH, ConfigFormat.PYNATIVE) if is_graph else (ConfigFormat.PYNATIVE, ConfigFormat.GRAPH)
+    )
+    entry = document.entry(parse_issues[0])
     if entry is None:
         raise AssertionError("a section without its entry")
-    read_text, unread_text = " and ".join(read), " and ".join(unread)
-    message = f"{unread[0]}: a section of {other.value} in a file that also has {read_text} of {form.value}"
+    read_text, unread_text = " and ".join(read), " and ".join(parse_issues)
+    message = f"{parse_issues[0]}: a section of {other.value} in a file that also has {read_text} of {form.value}"
     fix = (
         f"delete {unread_text}; or, if that is what you mean, delete {read_text}, then mindswap convert --to "
         f"{form.version} {document.file}"
@@ -161,13 +163,13 @@ def find_mixed_sections(document: Document) -> Problem | None:
 
 def wrong_form_problem(document: Document) -> Problem | None:
     """Problem of a file for a command that reads the graph form only; None for a file of that form."""
-    if find_form(document) is Form.GRAPH:
+    if find_format(document) is ConfigFormat.GRAPH:
         return None
     entry = document.entry("training")
     location = entry.location if entry is not None else Location(document.file)
     readers = "`check`, `explain`, `convert` and `plan`"
-    message = f"this is a configuration of {Form.PYNATIVE.value}, which only {readers} read so far"
-    allowed = f"a configuration of {Form.GRAPH.value}, with `trainer` or `runner_config`"
+    message = f"this is a configuration of {ConfigFormat.PYNATIVE.value}, which only {readers} read so far"
+    allowed = f"a configuration of {ConfigFormat.GRAPH.value}, with `trainer` or `runner_config`"
     fix = "use mindswap check, explain, convert or plan --trace; for the rest a 1.9 configuration of the same model"
     return Problem(location, RULE, Level.ERROR, message, allowed, fix)
 

@@ -6,7 +6,7 @@ import pytest
 from mindswap.config.source import load_document
 from mindswap.policy.cell_tree import PatternError
 from mindswap.policy.formats.mindformers2.settings import indices_of, parse_spec
-from mindswap.policy.formats.mindformers2.tables import Form, find_form, is_below, match_paths
+from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format, is_below, match_paths
 from mindswap.rules.checker import check_document, check_pynative
 from tests.builders import document
 
@@ -55,11 +55,11 @@ FILES = sorted(Path(WHEEL, "configs").rglob("*.yaml")) if WHEEL else []
 @pytest.mark.skipif(not WHEEL, reason="MINDFORMERS_2X_WHEEL names no unpacked mindformers 2.1.0 wheel")
 def test_no_false_alarm_in_the_files_of_the_wheel():
     documents = [load_document(path) for path in FILES]
-    pynative = [document for document in documents if find_form(document) is Form.PYNATIVE]
+    pynative = [document for document in documents if find_format(document) is ConfigFormat.PYNATIVE]
     assert (len(documents), len(pynative)) == (31, 5)
     assert [problem for document in pynative for problem in check_pynative(document).problems] == []
     # Nothing in the other files is taken for a section of 2.x.
-    others = [document for document in documents if find_form(document) is Form.GRAPH]
+    others = [document for document in documents if find_format(document) is ConfigFormat.GRAPH]
     found = [problem.rule for document in others for problem in check_document(document).problems]
     assert "section-of-2x" not in found and "form-2x" not in found
 
