@@ -21,6 +21,7 @@ NUM_LAYERS = 4
 def upstream():
     """The real classes, and a small real layer."""
     from mindformers.modules.transformer.transformer import TransformerRecomputeConfig, TransformerSwapConfig
+    from mindformers.parallel_core.training_graph.transformer import utils
     from mindformers.parallel_core.training_graph.transformer.utils import LayerSetting
     from mindspore import nn, ops
 
@@ -43,9 +44,11 @@ def upstream():
             self.attention, self.feed_forward = Attention(), FeedForward()
             self.add = ops.Add()
 
-    return SimpleNamespace(
-        swap=TransformerSwapConfig, recompute=TransformerRecomputeConfig, setting=LayerSetting, layer=Layer
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "is_legacy_model", lambda: True)  # a test before may have built a newer model
+        yield SimpleNamespace(
+            swap=TransformerSwapConfig, recompute=TransformerRecomputeConfig, setting=LayerSetting, layer=Layer
+        )
 
 
 def primitives(cell, prefix=()):

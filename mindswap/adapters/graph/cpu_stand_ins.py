@@ -38,6 +38,10 @@ class CpuFlashAttention(nn.Cell):
         self.softmax = ops.Softmax()
         self.tile = ops.Tile()
 
+    def shard(self, parallel_config):
+        """Accept the parallel settings that MindFormers passes in semi-auto mode, and set no strategies."""
+        return self
+
     def construct(self, query, key, value, attn_mask=None, *_):
         """Compute softmax(query key^T * scale + mask) value."""
         query_heads = self._split_heads(query)

@@ -21,7 +21,8 @@ def write(folder, recompute, num_layers=8, stages=2, chunks=2, **sections):
     config = yaml.safe_load(CPU_CASE.read_text())
     config["model"]["model_config"] |= {"num_layers": num_layers, "pp_interleave_num": chunks}
     config["parallel_config"] |= {"data_parallel": 2, "pipeline_stage": stages, "micro_batch_num": 2}
-    config["parallel"]["pipeline_config"] = {"pipeline_interleave": True, "pipeline_scheduler": "1f1b"}
+    pipeline = {"pipeline_interleave": True, "pipeline_scheduler": "1f1b"}
+    config["parallel"] |= {"parallel_mode": 1, "pipeline_config": pipeline}
     config |= {"swap_config": {"swap": False}, "recompute_config": recompute, **sections}
     path = folder / "x.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))
