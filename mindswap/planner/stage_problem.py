@@ -26,20 +26,20 @@ KEEP = 0
 
 @dataclass(frozen=True, eq=False)
 class DecisionCosts:
-    """Worth of each decision, taken alone. First axes are layers and items."""
+    """Costs and savings of each decision taken alone. The first axes are layers and activation groups."""
 
-    # int64, shape (num_layers, num_items, 1 + num_ways): device memory freed per micro-batch, by swap at 0, by
-    # recompute in way w at w; 0 where it cannot be done
+    # int64, shape (num_layers, num_groups, 1 + num_recompute_paths): device memory freed per micro-batch, by swap at
+    # index 0, by recompute path p at index p; 0 if the decision is impossible
     freed_bytes: np.ndarray
-    recompute_ns: np.ndarray  # int64, same shape: time to run operators again, per micro-batch
+    recompute_ns: np.ndarray  # int64, same shape: recompute time per micro-batch
     copy_ns: np.ndarray  # int64, shape (num_layers, num_items): time on the link, the slower direction
     num_in_flight: int = 1  # micro-batches whose activations are there at the peak
-    # bool, shape (num_layers, num_items, 1 + num_ways, num_items): beside recompute of the first item in a way, swap of
-    # the second takes no effect; False at way 0. Or a shape that broadcasts to this.
+    # bool, shape (num_layers, num_groups, 1 + num_recompute_paths, num_groups): if the first group is recomputed by a
+    # path, swap of the second has no effect; False at index 0. Or a shape that broadcasts to this.
     conflicts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
-    # likewise: what runs again in that way reads what the swap moves, so that it has to be back before
+    # same shape: operators recomputed by that path read tensors of the second group, so swap must prefetch them earlier
     reads: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
-    # bool, shape (num_items,): cells, which free again what items in them do; or a shape that broadcasts to this
+    # bool, shape (num_groups,): the group is a cell, which frees the same tensors as groups inside it; or broadcastable
     is_cell: np.ndarray = field(default_factory=lambda: np.zeros(1, bool))
 
     @property

@@ -1,8 +1,9 @@
-"""Column generation: how many layers get which row, so that least time runs again for so much memory and link.
+"""Column generation: decide how many layers use each layer assignment, minimizing recompute time.
 
-Equal layers of a good choice have few different rows: the linear programme that asks how many layers get which row has
-three limits, memory, link and host, so three rows are enough. Dual prices of the limits say which further rows (columns
-of the programme) would help.
+A column is an assignment of one layer with its cost. A small linear program (the master problem) decides how many
+layers use each column, subject to three limits: bytes to free, copy time and host memory. So an optimal solution uses
+about three different columns for each class of equal layers. The dual prices of the limits show which new columns could
+improve it; these are added until none does.
 
 Source:
     Gilmore and Gomory, "A linear programming approach to the cutting-stock problem" (Operations Research, 1961).
@@ -18,33 +19,33 @@ import numpy as np
 from mindswap.planner.linear import METHODS, UnsolvedError, solve_linear, to_sparse_rows
 from mindswap.planner.stage_problem import KEEP, AssignmentCost, DecisionCosts, StageProblem
 
-# For kinds of layers that are a smaller part of all, only the rows of independent items are made; they take what they
-# can of the rows of others.
+# Layer classes with less than 1/8 of the layers get no column of their own by changing the best one: the columns of
+# other classes serve them as far as they can be applied.
 MIN_CLASS_SHARE = 8
-# What a byte costs that is over the budget, as so many times the dearest.
+# Cost of a missing byte relative to the largest cost of a column.
 MISSING_FACTOR = 100
-# Changes of the best row that are tried in each round: so many in any case, and more until one is better.
+# Changes of the best column evaluated in each round: at least NUM_CHANGES, more until one is better.
 NUM_CHANGES = 4
 MAX_CHANGES = 24
-# Rows that are tried for all choices together: most are new blocks, which take time to make. Few searches come near.
+# Limit of evaluated columns: each needs a new compiled block, which takes time. Few searches reach it.
 MAX_TRIED = 1000
-# Whole numbers of layers: steps of the search, and how near to the best they must come.
+# Branch and bound for integer numbers of layers: node limit and optimality gap.
 MAX_NODES = 20
-# as a part, and of the time that a layer can run again
+# relative, and absolute in units of the largest recompute time of a column
 INTEGER_GAP = 1e-2
 # DualPrices of memory, link and host.
 DualPrices = np.ndarray
-# A row with what it comes to.
+# A column with its cost.
 Entry = tuple[np.ndarray, AssignmentCost]
 
 
 def front_loaded(columns: Sequence[Entry]) -> list[Entry]:
-    """What is on the link longest goes first, so that nothing is behind when backward begins."""
+    """Order the columns by copy time, longest first, so that the last copies end before backward begins."""
     return sorted(columns, key=lambda entry: -entry[1].copy_ns)
 
 
 def interleaved(columns: Sequence[Entry]) -> list[Entry]:
-    """Equal rows at even distances, so that the copies of each have the time of the others.
+    """Spread equal columns evenly over the layers, so that copies overlap layers with other columns.
 
     Of those that come equally often what is on the link longest goes first, so that little is behind at the end.
     """
@@ -61,7 +62,7 @@ def interleaved(columns: Sequence[Entry]) -> list[Entry]:
 
 
 class MasterProblem:
-    """The layers of a space as kinds of equal ones, and the rows known for each kind.
+    """The master problem: classes of equal layers, and the columns known for each class.
 
     Args:
         stage_problem: whose layers.
@@ -158,7 +159,7 @@ class MasterProblem:
         return counts
 
     def _make_effective(self, counts: list[list[int]]) -> bool:
-        """Rows that are used become what the compiler makes of them, which takes long to ask; whether any changed."""
+        """Replace used columns by their effective form, which is slow to compute; return whether any changed."""
         is_changed = False
         for layers, class_columns, class_counts in zip(self.layers, self.columns, counts, strict=True):
             for (key, (column, _)), number in zip(list(class_columns.items()), class_counts, strict=True):

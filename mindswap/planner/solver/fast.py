@@ -1,12 +1,13 @@
-"""The default solver: so much of the link for swap, the least recompute beside it, then improvement.
+"""The default solver: for each link utilization the least recompute that fits, then local search.
 
-Layers are alike, so a good choice has few different rows (`column_generation`). For each amount of swap the mixture of
-rows is looked for that just fits; the best of these is then changed in many small ways. Every figure that decides is
-simulated.
+Most layers of a model are equal, so a good assignment uses few different layer assignments. For several utilizations of
+the host link, the master problem (`column_generation`) finds the assignment with the least recompute time that frees
+enough memory. Local search (`improve`) starts from the best of these. Assignments are compared by simulation only.
 """
 
 import contextlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,43 +16,47 @@ from mindswap.planner.solver.improve import SMALL_PROBLEM_DECISIONS, by_row, hid
 from mindswap.planner.solver.search import Progress, Search, Stop
 from mindswap.planner.stage_problem import KEEP, Score, StageProblem
 
-# Simulations: so many operators altogether, but no more simulations than this.
+# Limits of one search: simulated operators in total, and number of simulations.
 MAX_OPERATORS = 2_500_000
 MAX_EVALUATIONS = 3000
-# Time on the link per micro-batch that is tried, as parts of the time of forward: from the first one down, else up, as
-# long as it gets better. Nearly all of forward: beyond that copies fall behind, and little shows what would do.
+# Link utilizations: copy time per micro-batch as a fraction of forward time. The search starts just below 1, because
+# above it copies are exposed; it then goes down, or up if lower ones are not better, as long as the score improves.
 FIRST_UTILIZATION = 0.9
 HIGHER_UTILIZATIONS = (1.0, 1.2, 1.4, 1.6, 2.4, 4.0)
 LOWER_FRACTIONS = (0.9, 0.7, 0.5, 0.25, 0.0)
-# Loads that were no better, after which no further ones of that direction are tried.
+# Number of utilizations without improvement after which a direction is abandoned.
 MAX_WORSE = 2
-# Where a first load fits nothing, this part of it is tried before rows of that kind are given up.
+# Fraction of the first utilization that is tried if no assignment fits at the first utilization itself.
 FALLBACK_FRACTION = 0.7
 NUM_CORRECTIONS = 4
-# Distances with which the least memory is looked for.
+# Values of `backward_prefetch` that are tried to minimize memory.
 CLOSE_DISTANCES = (1, 4, 8, 16, 32)
-# Parts of all that can leave: where more has to, room for copies on their way is what lacks; where more than the second
-# has to, the search begins with choices of which all leaves.
+# Fractions of the memory that swap and recompute can free. If more than the first must be freed, tensors in flight on
+# the link are the bottleneck; if more than the second, the search starts from assignments that free all of it.
 NEAR_MINIMUM_FRACTION, AT_MINIMUM_FRACTION = 0.6, 0.8
-# What longer distances must gain, in thousandths.
+# Minimum gain of doubled prefetch distances, in thousandths of the step time.
 MIN_GAIN_PERMILLE = 1
-# Distances, in thousandths, with which a choice is tried that does not fit.
+# Scalings of the prefetch distances, in thousandths, that are tried if an assignment does not fit.
 SHORTER_DISTANCES_PERMILLE = (850, 700, 600, 500, 350)
-# A correction that changes no more than this part of what is to be freed is left out.
+# Corrections below 1/500 of the memory to free are skipped.
 SMALL_CORRECTION = 500
-# Rows of what comes nearest to a budget into which nothing fitted that are tried in all layers.
+# If nothing fits: layer assignments of the nearest assignment that are tried in all layers.
 MAX_ROWS = 8
-# Simulations to come nearer to a budget into which nothing fitted.
+# If nothing fits: limit of simulations for each attempt to come closer to the budget.
 MAX_INFEASIBLE_EVALUATIONS = 80
 
 
 def solve(stage_problem: StageProblem, progress: Progress = lambda: None, starts: Sequence[np.ndarray] = ()) -> Search:
-    """The best choice that is found; the same for the same space.
+    """Search for the best assignment of one pipeline stage; deterministic.
 
     Args:
-        stage_problem: what to choose from.
+        stage_problem: decisions, their costs and the budgets.
         progress: called after each simulation; may raise `Stop`.
-        starts: choices that were good for a space much like this one; if one fits, only they are improved.
+        starts: assignments, int64 of shape (num_layers, num_groups), of a similar stage; if one fits, the search only
+            improves these.
+
+    Returns:
+        The search with its best assignment and score; the assignment may exceed the budget if none was found that fits.
     """
     search = Search(stage_problem, MAX_EVALUATIONS, progress)
     with contextlib.suppress(Stop):
@@ -59,12 +64,14 @@ def solve(stage_problem: StageProblem, progress: Progress = lambda: None, starts
     return search
 
 
-# A choice with its score and the load of the link.
-_ScoredAssignment = tuple[Score, float, np.ndarray]
+class _ScoredAssignment(NamedTuple):
+    score: Score
+    link_utilization: float
+    assignment: np.ndarray
 
 
-def _score_of(found: _ScoredAssignment) -> tuple[Score, float]:
-    return found[:2]
+def _score_of(scored: _ScoredAssignment) -> tuple[Score, float]:
+    return scored.score, scored.link_utilization
 
 
 class _Solver:
@@ -73,10 +80,12 @@ class _Solver:
         self.stage_problem = search.stage_problem
         self.costs = search.stage_problem.costs
         self.found: list[_ScoredAssignment] = []
-        # the nearest of the first loads, if none of them fitted; of all before less loads, if nothing did
+        # the best assignments so far, kept as starts of the local search if none of them fits
         self.infeasible_starts: list[np.ndarray] = []
-        self.masters: dict[float, MasterProblem] = {}  # the last one of each load
-        self.scored: dict[bytes, tuple[Score, np.ndarray]] = {}  # with distances, by what has none
+        self.masters: dict[float, MasterProblem] = {}  # the last one of each utilization
+        self.scored: dict[
+            bytes, tuple[Score, np.ndarray]
+        ] = {}  # by assignment without distances: its score, and the assignment with distances
 
     def run(self, initial_assignments: Sequence[np.ndarray]) -> None:
         shape = (self.costs.num_layers, self.costs.num_groups)
@@ -86,7 +95,7 @@ class _Solver:
         limit = min(MAX_EVALUATIONS, max(limit, 40))
         self.search.max_evaluations = limit
         if score.fits:
-            return  # nothing is faster than to keep everything
+            return  # keeping everything is fastest
         micro_batches = self.stage_problem.layout.num_micro_steps
         self.forward_ns = hiding_time_ns(timeline)
         self.deficit_bytes = -(-score.excess_bytes // self.costs.num_in_flight)
@@ -97,7 +106,7 @@ class _Solver:
         if any(self.search.score(assignment).fits for assignment in initial_assignments):
             improve(self.search, self.forward_ns)
             return
-        # About as many operators as a layer has.
+        # Approximate number of operators of a layer.
         self.distance = max(1, num_ops // max(1, micro_batches * self.costs.num_layers))
         self.initial_bytes = self.deficit_bytes
         self._search_utilizations()
@@ -105,7 +114,7 @@ class _Solver:
         is_infeasible, nearest = not self._fits, self._nearest
         if is_infeasible:
             self.search.max_evaluations = min(limit, self.search.num_evaluations + MAX_INFEASIBLE_EVALUATIONS)
-        best_per_utilization: dict[float, np.ndarray] = {}  # the best with each load
+        best_per_utilization: dict[float, np.ndarray] = {}  # best assignment of each utilization
         for _, link_utilization, assignment in self.found:
             best_per_utilization.setdefault(link_utilization, assignment)
         is_small = self.costs.copy_ns.size <= SMALL_PROBLEM_DECISIONS
@@ -128,12 +137,12 @@ class _Solver:
         return self.search.best
 
     def _search_utilizations(self) -> None:
-        """The best with some loads of the link."""
+        """Search the first utilization, then lower and higher ones."""
         can_swap = self.costs.freed_bytes[:, :, 0] > 0
         total_ns = int(self.costs.copy_ns[can_swap].sum())
-        # Time on the link if all that is to be freed were swapped: no load beyond it is another choice.
+        # Copy time if all of the deficit is swapped: higher utilizations give the same assignment.
         all_ns = self.deficit_bytes * total_ns // max(1, int(self.costs.freed_bytes[can_swap, 0].sum()))
-        is_small = self.costs.copy_ns.size <= SMALL_PROBLEM_DECISIONS  # there a single cell matters much
+        is_small = self.costs.copy_ns.size <= SMALL_PROBLEM_DECISIONS  # a single decision matters much
         enough_ns = max(0.0, self.stage_problem.tolerated_extra_ns)
         self.master = MasterProblem(self.stage_problem, arrange=interleaved, enough_ns=enough_ns)
         max_utilization = total_ns * 1.5 / max(1, self.forward_ns)
@@ -146,9 +155,9 @@ class _Solver:
         if not self._fits:
             self.infeasible_starts = [self._nearest]
             self._minimize_memory()
-            if self._fits:  # what is over is not what layers hold until backward, but what is back at once
+            if self._fits:  # full recompute of a layer has all of its tensors at once, which is the excess
                 self.master = self.master.changed(allows_full_recompute=False, columns=())
-            else:  # what is on its way is on the device, so less of it may fit
+            else:  # tensors in flight use device memory, so fewer of them may fit
                 self.infeasible_starts = [self._nearest]
         lower = [first * fraction for fraction in LOWER_FRACTIONS] if first else []
         higher = [
@@ -164,17 +173,17 @@ class _Solver:
                 num_worse += self._fits and min(self.found, key=_score_of) is before
                 if num_worse >= MAX_WORSE and not is_small:
                     break
-            if not self._fits or (min(self.found, key=_score_of)[1] < first and not is_small):
-                break  # less was better, or nothing does
-        best = min(self.found, key=_score_of)[1]
+            if not self._fits or (min(self.found, key=_score_of).link_utilization < first and not is_small):
+                break  # lower utilizations are better, or nothing fits
+        best = min(self.found, key=_score_of).link_utilization
         self.master = self.masters.get(best, self.master)
         self.master.arrange = front_loaded
         self._correct_deficit(best)
 
     def _find_first_utilization(self, max_utilization: float) -> float:
-        """The load below a greatest one with which it is fastest that all leaves that can, if that fits with any.
+        """Return the utilization at which freeing as much as possible is fastest, if that fits at any.
 
-        Where memory is tight, the room may be worth more for copies on their way than what would run again for it.
+        Close to the minimum memory, memory for tensors in flight may save more time than it costs in recompute.
         """
         self.master = self.master.changed(unswappable=None, is_uncoupled=False)
         for link_utilization in (
@@ -186,13 +195,13 @@ class _Solver:
             if self.search.is_exhausted or (self._fits and min(self.found, key=_score_of) is before):
                 break
         best = min(self.found, key=_score_of)
-        return best[1] if best[0].fits else FIRST_UTILIZATION
+        return best.link_utilization if best.score.fits else FIRST_UTILIZATION
 
     def _search_first(self, link_utilization: float) -> None:
-        """The better mixture for a first load: one that swaps nothing that runs again reads, or any.
+        """Search the first utilization without, then with, swaps of tensors that recomputed operators read.
 
-        A copy for what runs again has to be back earlier than its bytes and times say, so rows without are tried first.
-        Of two that are as good the one with more rows goes on.
+        Such tensors must be prefetched earlier than the cost model assumes, so layer assignments without them are tried
+        first. Of two equal results the one with more columns is kept.
         """
         tried: list[tuple[tuple[Score, float], int, MasterProblem, int]] = []
         initial_bytes = self.initial_bytes
@@ -202,7 +211,7 @@ class _Solver:
             for fraction in (1.0, FALLBACK_FRACTION):
                 self._search_at(link_utilization * fraction)
                 best = min(self.found[begin:], key=_score_of)
-                if best[0].fits or self.search.is_exhausted:
+                if best.score.fits or self.search.is_exhausted:
                     break
             tried.append((_score_of(best), -len(tried), self.master, self.initial_bytes))
             if self.search.is_exhausted:
@@ -210,41 +219,43 @@ class _Solver:
         *_, self.master, self.initial_bytes = min(tried, key=lambda one: one[:2])
 
     def _search_at(self, link_utilization: float) -> None:
-        """The best with a load.
+        """Search the best assignment at one utilization.
 
-        Where that does not fit, swaps whose copies are on the device at the peak are left out, if that is better: which
-        these are depends on the load, so those of one say nothing of another. Where memory is tight more leaves first,
-        for the copies that are on their way, and swaps are left out only if that does not fit either.
+        If it does not fit, swaps whose tensors are on the device at the peak anyway are dropped, if that is better.
+        Which these are depends on the utilization, so nothing is carried over to the next one. Close to the minimum
+        memory, tensors in flight are the bottleneck: recompute is added first, and swaps are dropped only if that does
+        not fit.
         """
         self.master = unrestricted = self.master.changed(unswappable=None)
-        found = self._evaluate_at(link_utilization, self.initial_bytes)
-        is_corrected = self.is_near_minimum and not found[0].fits
-        fits = self._correct_deficit(link_utilization) if is_corrected else found[0].fits
+        scored = self._evaluate_at(link_utilization, self.initial_bytes)
+        is_corrected = self.is_near_minimum and not scored.score.fits
+        fits = self._correct_deficit(link_utilization) if is_corrected else scored.score.fits
         if not fits and not self.search.is_exhausted:
             self.master = unrestricted.with_unswappable(
-                self.stage_problem.is_on_device_at_peak(self.search.run(found[2])[1])
+                self.stage_problem.is_on_device_at_peak(self.search.run(scored.assignment)[1])
             )
-            if self._evaluate_at(link_utilization, self.initial_bytes)[0] >= found[0]:
+            if self._evaluate_at(link_utilization, self.initial_bytes).score >= scored.score:
                 self.master = unrestricted
         if not is_corrected or self.master is not unrestricted:
             self._correct_deficit(link_utilization)
         self.masters[link_utilization] = self.master
 
     def _evaluate_at(self, link_utilization: float, needed_bytes: int) -> _ScoredAssignment:
-        """Score of a choice that frees so much beside a load."""
+        """Solve the master problem for the bytes to free and a utilization, then simulate the assignment."""
         host_bytes = self.stage_problem.host_budget_bytes / self.costs.num_in_flight
         assignment = self.master.solve(needed_bytes, link_utilization * self.forward_ns, host_bytes)
         if assignment.tobytes() not in self.scored:
             self.scored[assignment.tobytes()] = self._set_distances(assignment)
         score, assignment = self.scored[assignment.tobytes()]
-        self.found.append((score, link_utilization, assignment))
+        self.found.append(_ScoredAssignment(score, link_utilization, assignment))
         if self.is_near_minimum and not score.fits:
             self._try_shorter_distances(link_utilization, assignment)
-        return score, link_utilization, assignment
+        return _ScoredAssignment(score, link_utilization, assignment)
 
     def _try_shorter_distances(self, link_utilization: float, assignment: np.ndarray) -> None:
-        """A choice that does not fit with copies that come back later: what waits for them then may cost less than
-        what would run again instead, but says nothing of how much is to be freed.
+        """Try smaller prefetch distances for an assignment that does not fit.
+
+        Waiting for late prefetches may cost less than more recompute. The result does not correct the bytes to free.
         """
         for permille in SHORTER_DISTANCES_PERMILLE:
             if self.search.is_exhausted:
@@ -252,22 +263,22 @@ class _Solver:
             later = np.where(assignment > KEEP, np.maximum(1, assignment * permille // 1000), assignment)
             score = self.search.score(later)
             if score.fits:
-                self.found.append((score, link_utilization, later))
+                self.found.append(_ScoredAssignment(score, link_utilization, later))
                 return
 
     def _correct_deficit(self, link_utilization: float) -> bool:
-        """The least recompute that fits beside so much swap, by its measured excess; whether any did."""
+        """Adjust the bytes to free by the simulated excess or slack; return whether an assignment fits."""
         in_flight = self.costs.num_in_flight
         needed_bytes, step_bytes = self.initial_bytes, max(1, self.deficit_bytes // SMALL_CORRECTION)
-        low = 0  # too little to free
-        high: int | None = None  # what fits
+        low = 0  # bytes that were not enough
+        high: int | None = None  # bytes that were enough
         before: np.ndarray | None = None
         for number in range(NUM_CORRECTIONS):
             if self.search.is_exhausted or (high is not None and high - low <= step_bytes):
                 break
             score, _, assignment = self._evaluate_at(link_utilization, needed_bytes)
             if before is not None and np.array_equal(before, np.minimum(assignment, 1)):
-                break  # there is no more, or no less
+                break  # the same assignment: more or less cannot be freed
             before = np.minimum(assignment, 1)
             if score.fits:
                 high = needed_bytes if high is None else min(high, needed_bytes)
@@ -277,7 +288,7 @@ class _Solver:
                 needed_bytes = max(low + (high - low) // 8, needed_bytes - spare_bytes)
             else:
                 low = max(low, needed_bytes)
-                # Other rows hold memory at other moments, so what was too little often stays so.
+                # Other layer assignments move the peak, so the excess alone is usually not enough: exceed it.
                 needed_bytes += -(-score.excess_bytes * (2 + number) // (2 * in_flight)) + step_bytes
                 if high is not None:
                     needed_bytes = min(needed_bytes, (low + high) // 2)
@@ -286,9 +297,10 @@ class _Solver:
         return high is not None
 
     def _max_freed_bytes(self) -> int:
-        """What layers free if all leaves that can, each item as it frees most; with cells or without, if that is more.
+        """Return the bytes that all layers free if each group takes the decision that frees most.
 
-        Not what items free alone: cells free again what is in them, and keep what they hand on.
+        Computed with and without recomputed cells, of which the larger counts. The sum over groups would be wrong:
+        cells free the same tensors as the groups inside them, and keep their boundary tensors.
         """
         swapped, recomputed = self.costs.freed_bytes[:, :, 0], self._max_recompute()
         is_swap = swapped > self.costs.freed_bytes_of(recomputed)
@@ -302,7 +314,7 @@ class _Solver:
         )
 
     def _max_recompute(self) -> np.ndarray:
-        """Each item recomputed in the way that frees most, if it can be."""
+        """Return the assignment in which each group takes the recompute path that frees most, if it has any."""
         path_indices = self.costs.freed_bytes[:, :, 1:]
         path_index = (
             path_indices.argmax(axis=2) + 1 if path_indices.shape[2] else np.zeros(path_indices.shape[:2], np.int64)
@@ -310,7 +322,7 @@ class _Solver:
         return np.where(path_indices.max(axis=2, initial=0) > 0, -path_index, KEEP)
 
     def _minimize_memory(self) -> None:
-        """The least memory there is: all that can be is recomputed, and what is left is swapped, close to its use."""
+        """Try the assignments of least memory: recompute all that can be, swap the rest with small distances."""
         recomputed, can_swap = self._max_recompute(), self.costs.freed_bytes[:, :, 0] > 0
         whole = np.zeros_like(recomputed)
         whole[:, 0], recomputed[:, 0] = recomputed[:, 0], KEEP
@@ -321,7 +333,7 @@ class _Solver:
                 self.search.score(np.where(base == KEEP, swapped, base))
 
     def _try_uniform(self, nearest: np.ndarray) -> None:
-        """Each row of what came nearest, in all layers that can have it."""
+        """Try each layer assignment of the nearest assignment in all layers where it is possible."""
         self.search.max_evaluations = self.search.num_evaluations + MAX_INFEASIBLE_EVALUATIONS
         layers = np.arange(self.costs.num_layers)[:, None]
         groups, last = np.arange(self.costs.num_groups), self.costs.freed_bytes.shape[2] - 1
@@ -332,10 +344,10 @@ class _Solver:
                 self.search.score(np.where(everywhere > KEEP, distance, everywhere))
 
     def _set_distances(self, assignment: np.ndarray) -> tuple[Score, np.ndarray]:
-        """A choice with distances of about a layer, or with those that its timeline then asks for.
+        """Choose prefetch distances: about a layer, or the minimum that the simulated timeline needs.
 
-        From distances that are too short nothing can be learned: what waits for copies leaves them the time. So they
-        are doubled as long as that is faster.
+        Distances that are too short hide how much is needed, because the waits leave the copies their time. So they
+        are doubled as long as the step gets faster.
         """
 
         def at(distance: int) -> tuple[Score, np.ndarray, np.ndarray]:
