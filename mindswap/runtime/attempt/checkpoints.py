@@ -1,4 +1,4 @@
-"""The newest checkpoint that all ranks have complete, and a folder from which MindFormers resumes it."""
+"""Find the newest checkpoint that is complete for all ranks, and prepare a folder to resume from it."""
 
 import contextlib
 import json
@@ -16,16 +16,17 @@ _NAMES = ("epoch_num", "step_num")
 
 @dataclass(frozen=True, order=True)
 class SavedStep:
-    """Epoch and step at which a checkpoint was written; epochs and steps from 1, steps over all epochs."""
+    """Epoch and step of a checkpoint; both start at 1, and steps count over all epochs."""
 
     step: int
     epoch: int
 
 
 def read_saved_step(path: Path) -> SavedStep | None:
-    """The step a file was written at; None if it is incomplete, no checkpoint, or does not say.
+    """Read the step of a checkpoint file; reads headers only, so it is fast for files of any size.
 
-    Reads headers only, so a file of any size takes little.
+    Returns:
+        The step; None if the file is incomplete, not a checkpoint, or without a step.
     """
     read = {".safetensors": _read_safetensors, ".ckpt": _read_ckpt}.get(path.suffix)
     if read is None:
@@ -39,7 +40,7 @@ def read_saved_step(path: Path) -> SavedStep | None:
 
 
 def _read_safetensors(file: BinaryIO, size_bytes: int) -> dict[str, int]:
-    """8 bytes length, a JSON header, then the tensors without gaps."""
+    """Read safetensors: 8 bytes with the length of a JSON header, the header, then the tensors without gaps."""
     (length,) = struct.unpack("<Q", file.read(8))
     if length > min(MAX_HEADER_BYTES, size_bytes):
         raise EOFError
@@ -57,7 +58,7 @@ def _read_safetensors(file: BinaryIO, size_bytes: int) -> dict[str, int]:
 
 
 def _read_ckpt(file: BinaryIO, size_bytes: int) -> dict[str, int]:
-    """Protobuf of MindSpore: Checkpoint {repeated Value value = 1}, Value {tag = 1, TensorProto tensor = 2}."""
+    """Read MindSpore's protobuf: Checkpoint {repeated Value value = 1}, Value {tag = 1, TensorProto tensor = 2}."""
     values: dict[str, int] = {}
     for number, end in _fields(file, size_bytes):
         if number != 1:
@@ -74,11 +75,11 @@ def _read_ckpt(file: BinaryIO, size_bytes: int) -> dict[str, int]:
 
 
 def _fields(file: BinaryIO, limit: int) -> Iterator[tuple[int, int]]:
-    """Numbers of the fields that have a length, the file at the begin of each, and where each ends."""
+    """Yield number and end position of each length-delimited field, with the file positioned at its start."""
     while file.tell() < limit:
         key, value = _varint(file), _varint(file)
         end = file.tell() + value
-        if key & 7 == 0:  # the value itself, as of a dimension
+        if key & 7 == 0:  # a varint, such as a dimension
             continue
         if key & 7 != 2 or end > limit:
             raise EOFError
@@ -99,32 +100,35 @@ def _varint(file: BinaryIO) -> int:
     raise EOFError
 
 
-# Checkpoint files from the inside: complete or not, and of which step. The names that MindFormers gives count the steps
-# since the last start; the true step stands in the file.
+# The step is read from the file, because file names of MindFormers count steps since the last start.
 
 # `small_rank_0-1_10.safetensors`; after a restart `small_rank_0_1-1_5.safetensors`.
 _NAME = re.compile(r"(?P<prefix>.+)_rank_(?P<rank>\d{1,6})(?:_\d{1,6})?-\d{1,9}_\d{1,9}\.(?P<format>ckpt|safetensors)")
 
 
-# When it was written, what the names begin with, and the format.
+# Saved step, prefix of the file names, and format.
 CheckpointKey = tuple[SavedStep, str, str]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Files of one step, one per rank."""
+    """Checkpoint files of one step, one per rank."""
 
-    saved: SavedStep  # when it was written
-    files: tuple[Path, ...]  # by rank
-    prefix: str  # what the names begin with
+    saved: SavedStep
+    files: tuple[Path, ...]  # in order of rank
+    prefix: str  # prefix of the file names
     format: str  # `safetensors` or `ckpt`
-    first_rank: int = 0  # of the first file
+    first_rank: int = 0  # rank of the first file
 
 
 class CheckpointFolder:
-    """The folder with `rank_0`, `rank_1`, ..., as many as a checkpoint needs; it may not exist yet.
+    """Checkpoint folder with `rank_0`, `rank_1`, ...
 
-    `ignored` are marks of files that do not count, from `marks`; a node of a cluster has ranks from `first_rank` on.
+    Args:
+        folder: path of the folder, which need not exist.
+        num_ranks: number of ranks of this node.
+        ignored: marks of files to ignore, from `marks`.
+        first_rank: first rank of this node.
     """
 
     def __init__(self, folder: Path, num_ranks: int, ignored: Iterable[str] = (), first_rank: int = 0) -> None:
@@ -134,27 +138,27 @@ class CheckpointFolder:
         self._known: dict[str, SavedStep | None] = {}
 
     def folders(self) -> list[Path]:
-        """The folder, and those of the ranks that are there: each may be a disk of its own."""
+        """Return the folder and the existing folders of ranks: each may be on a separate disk."""
         ranks = (self.folder / f"rank_{rank}" for rank in self._ranks)
         return [self.folder, *(path for path in ranks if path.is_dir())]
 
     def marks(self) -> tuple[str, ...]:
-        """One mark per file that is there: name and what changes when it is written again."""
+        """Return a mark for each existing file, which changes whenever the file is rewritten."""
         found = (_mark(path) for rank in self._ranks for path in self._files(rank))
         return tuple(sorted(mark for mark in found if mark))
 
     def newest(self) -> Checkpoint | None:
-        """The newest step that every rank has a complete file of; None for none."""
+        """Return the newest checkpoint that is complete for every rank; None if there is none."""
         complete = self.complete()
         return self.at(max(complete)) if complete else None
 
     def complete(self) -> frozenset[CheckpointKey]:
-        """All steps that every rank has a complete file of."""
+        """Return all checkpoints that are complete for every rank."""
         by_rank = [frozenset(self._read(rank)) for rank in self._ranks]
         return frozenset.intersection(*by_rank) if by_rank else frozenset()
 
     def at(self, key: CheckpointKey) -> Checkpoint:
-        """One of `complete`."""
+        """Return the checkpoint with a key of `complete`."""
         saved, prefix, format_ = key
         return Checkpoint(
             saved, tuple(self._read(rank)[key] for rank in self._ranks), prefix, format_, self._ranks.start
@@ -167,7 +171,7 @@ class CheckpointFolder:
             match, mark = _NAME.fullmatch(path.name), _mark(path)
             if match is None or mark is None or mark in self._ignored:
                 continue
-            if self._known.get(mark) is None:  # an incomplete file is looked at again
+            if self._known.get(mark) is None:  # incomplete files are read again
                 self._known[mark] = read_saved_step(path)
             saved = self._known[mark]
             if saved and (last is None or saved <= last):
@@ -175,7 +179,7 @@ class CheckpointFolder:
         return found
 
     def _last_complete(self, rank: int) -> SavedStep | None:
-        """The last step by `meta.json`, which MindFormers writes when a file is complete; None if it does not say."""
+        """Return the last complete step in `meta.json`, which MindFormers writes after each file; None if missing."""
         folder = self.folder / f"rank_{rank}"
         try:
             name = json.loads((folder / "meta.json").read_bytes())["last_ckpt_file"]
@@ -184,11 +188,11 @@ class CheckpointFolder:
             return None
 
     def _files(self, rank: int) -> list[Path]:
-        return sorted((self.folder / f"rank_{rank}").glob("*"))  # none of a folder that cannot be read
+        return sorted((self.folder / f"rank_{rank}").glob("*"))  # empty if the folder cannot be read
 
 
 def incomplete_on(complete: Sequence[frozenset[CheckpointKey]]) -> tuple[CheckpointKey | None, list[int]]:
-    """The newest checkpoint of any node if it is not one of all, and the ranks of the nodes that lack it."""
+    """Return the newest checkpoint of any node and the ranks of nodes that lack it; None if all nodes have it."""
     newest = max(frozenset[CheckpointKey]().union(*complete), default=None)
     lacking = [rank for rank, keys in enumerate(complete) if newest not in keys]
     return (newest, lacking) if newest and lacking else (None, [])
@@ -203,18 +207,23 @@ def _mark(path: Path) -> str | None:
 
 
 def link_checkpoint(checkpoint: Checkpoint, target: Path, *, is_parallel: bool) -> str | bool:
-    """Links to the files in a folder for `load_checkpoint`, where no later checkpoint pushes them out.
+    """Link the files into a folder for `load_checkpoint`, so that later checkpoints do not delete them.
 
-    Several processes take `rank_0`, `rank_1`, ... of it. One process refuses safetensors in such folders, and from 1.9
-    also a single file (mindformers 1.9.0: utils/load_checkpoint_utils.py:394, checkpoint/utils.py:468); it takes what
-    lies in the folder itself, with steps and epochs from `hyper_param.safetensors` (trainer/utils.py:373). A checkpoint
-    holds both, so that one name does.
+    Parallel trainings load from `rank_0`, `rank_1`, ... A single process refuses safetensors in such folders, and from
+    1.9 also a single file (mindformers 1.9.0: utils/load_checkpoint_utils.py:394, checkpoint/utils.py:468). It loads
+    the files of the folder itself, with step and epoch from `hyper_param.safetensors` (trainer/utils.py:373). As a
+    checkpoint contains weights, step and epoch, one link with that name is enough.
+
+    Args:
+        checkpoint: the checkpoint to link.
+        target: folder of the links, which is created.
+        is_parallel: whether MindFormers treats the processes as one parallel training.
 
     Returns:
-        What `resume_training` takes: the name of the file of rank 0, or True.
+        Value of `resume_training`: the file name of rank 0, or True.
 
     Raises:
-        OSError: the links cannot be made.
+        OSError: if the links cannot be created.
     """
     if not is_parallel and checkpoint.format == "safetensors":
         _link(checkpoint.files[0], target / "hyper_param.safetensors")

@@ -1,4 +1,4 @@
-"""The training command of the user, and the same command as an attempt starts it."""
+"""Parse the user's training command, and build the command of an attempt from it."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,37 +14,44 @@ from mindswap.runtime.launcher_arguments import DEFAULT_LOG_DIR, worker_command
 from mindswap.runtime.msrun import find_msrun, find_python
 from mindswap.runtime.training_command import ADAPTIVE_FLAG, find_option, parse_training
 
-# What a restart sets in the YAML; on the command line it would go before that.
+# Options that a resumed attempt sets in the YAML; on the command line they would override it.
 _RESUME_OPTIONS = ("--load_checkpoint", "--resume_training", "--load_ckpt_format")
-# Python 3.10 has no option that leaves the working folder out of where modules are.
+# Excludes the working folder from the module search path; Python 3.10 has no such option.
 SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
-# Where a node stands in the cluster: the driver says it.
+# Options of a node in the cluster, which the driver sets.
 _NODE_OPTIONS = ("--master_addr", "--node_rank")
 
 
 @dataclass(frozen=True)
 class TrainingCommand:
-    """The training command of the user."""
+    """Training command of the user."""
 
     msrun_options: tuple[str, ...] | None  # options of msrun as given; None for one process without msrun
-    script: Path | None  # the training script; None for the package's own entry
-    options: tuple[str, ...]  # of the script, without `--config`
-    config_path: Path  # the YAML, absolute
-    num_workers: int = 1  # worker processes
-    num_local: int = 1  # of them, on each node
-    log_dir: Path = Path(DEFAULT_LOG_DIR)  # folder of the logs as given: the run directory
+    script: Path | None  # training script; None for the entry of this package
+    options: tuple[str, ...]  # options of the script, without `--config`
+    config_path: Path  # absolute path of the YAML
+    num_workers: int = 1  # worker processes over all nodes
+    num_local: int = 1  # worker processes on each node
+    log_dir: Path = Path(DEFAULT_LOG_DIR)  # log folder as given, the default run directory
     master_port: int = DEFAULT_MASTER_PORT  # port of the scheduler
 
     def words(
         self, config_path: Path, log_dir: Path, port: int, is_resumed: bool, place: tuple[str, int] | None = None
     ) -> list[str]:
-        """The command of an attempt; `is_resumed`: its configuration names a checkpoint.
+        """Build the command of an attempt.
 
-        msrun gives the name of `log_dir` to a shell, so it must be plain; `port` is of the scheduler; `place` is its
-        address and the rank of this node, where there are many.
+        Args:
+            config_path: configuration of the attempt.
+            log_dir: log folder; its name must be plain because msrun puts it into a shell command.
+            port: port of the scheduler.
+            is_resumed: whether the configuration names a checkpoint.
+            place: address of the scheduler and rank of this node; None for one node.
+
+        Returns:
+            The words of the command.
         """
         options = without_options(self.options, lambda name: is_resumed and name in _RESUME_OPTIONS)
-        # A script is of the folder where it is; else a training imports the same MindFormers as the planner.
+        # A script imports modules from its folder; without a script, training and planner import the same MindFormers.
         start = ["-m", "mindswap", "run", str(self.script)] if self.script else [*SAFE_PATH, "-m", "mindswap", "run"]
         worker = [*start, "--config", str(config_path), *options]
         if self.msrun_options is None:
@@ -57,7 +64,7 @@ class TrainingCommand:
             f"--log_dir={log_dir}",
             f"--master_port={port}",
             "--join=True",
-            f"--tail_worker_log={self.num_workers}",  # a worker that is not there: no log is copied to the terminal
+            f"--tail_worker_log={self.num_workers}",  # not the rank of any worker: msrun copies no log to the terminal
             "--",
             find_python(),
             *worker,
@@ -65,12 +72,17 @@ class TrainingCommand:
 
 
 def parse_command(words: Sequence[str], num_nodes: int | None = None) -> TrainingCommand:
-    """Read `msrun [OPTIONS] [python ...] [SCRIPT.py] --config CONFIG ...`, or the same without msrun.
+    """Parse `msrun [OPTIONS] [python ...] [SCRIPT.py] --config CONFIG ...`, or the same without msrun.
 
-    `num_nodes` is of a cluster, which needs msrun; None for this machine alone.
+    Args:
+        words: the command.
+        num_nodes: nodes of the cluster, which needs msrun; None for this machine.
+
+    Returns:
+        The parsed command.
 
     Raises:
-        LaunchError: what is wrong with it.
+        LaunchError: if the command is not supported.
     """
     if not words:
         fix = f"mindswap run {ADAPTIVE_FLAG} -- msrun ... (as you start it now)"
@@ -85,7 +97,7 @@ def parse_command(words: Sequence[str], num_nodes: int | None = None) -> Trainin
 
 
 def _split_msrun(words: list[str]) -> tuple[Mapping[str, str], list[str]]:
-    """Values of options of msrun, and what follows them."""
+    """Return the values of msrun's options, and the remaining words."""
     values, index = {}, 0
     while index < len(words) and words[index].startswith("--") and words[index] != "--":
         name, equals, value = words[index].partition("=")
@@ -141,7 +153,7 @@ def _integer(values: Mapping[str, str], name: str, default: int) -> int:
 
 
 def without_options(words: Sequence[str], is_left_out: Callable[[str], bool]) -> list[str]:
-    """The words without some options and their values, by the names of the options."""
+    """Return the words without the options whose name `is_left_out` accepts, and without their values."""
     kept: list[str] = []
     rest = list(words)
     while rest:
@@ -155,7 +167,7 @@ def without_options(words: Sequence[str], is_left_out: Callable[[str], bool]) ->
 
 
 def checkpoint_folder(command: TrainingCommand, document: Document, working_folder: Path) -> Path:
-    """Folder of `rank_0`, `rank_1`, ... of the checkpoints: `checkpoint` below the output folder."""
+    """Return the folder with the checkpoints of each rank (`rank_0`, ...): `checkpoint` in the output folder."""
     output = find_option(list(command.options), "--output_dir")
     if output is None:
         output = str(document.value("output_dir") or "./output")
@@ -167,14 +179,17 @@ def checkpoint_folder(command: TrainingCommand, document: Document, working_fold
 
 
 def saves_checkpoints(document: Document) -> bool:
-    """The configuration has a callback that saves them."""
+    """Return whether the configuration has a callback that saves checkpoints."""
     return any(_checkpoint_monitors(document))
 
 
 def single_checkpoints(document: Document) -> Iterator[Location]:
-    """Places of callbacks that keep one checkpoint: MindFormers deletes it before it writes the next one."""
+    """Yield the location of each callback that keeps one checkpoint only.
+
+    A crash can then lose the checkpoint, because MindFormers deletes it before it writes the next one.
+    """
     for monitor in _checkpoint_monitors(document):
-        # mindformers 1.9.0, core/callback/callback.py:1878: the oldest goes, then the new one is written
+        # mindformers 1.9.0, core/callback/callback.py:1878: deletes the oldest one, then writes the new one
         kept = monitor.get("keep_checkpoint_max")
         if kept is not None and kept.value == 1:
             yield kept.location
@@ -189,28 +204,34 @@ def _checkpoint_monitors(document: Document) -> Iterator[DocumentNode]:
 
 
 def is_parallel(command: TrainingCommand, document: Document) -> bool:
-    """True where MindFormers takes its processes for parts of one training: not by default, whoever starts them."""
+    """Return whether MindFormers treats its processes as one parallel training, which is off by default."""
     option = find_option(list(command.options), "--use_parallel")
     return option.lower() == "true" if option is not None else document.value("use_parallel") is True
 
 
-# What a configuration must not say by hand where the plan decides it.
+# Settings that a configuration must not have because the plan sets them.
 
 RULE = "adaptive-exclusion"
 _FIX = "delete it, or --replace: the plan takes its place, your file stays as it is"
 
 
 def find_exclusions(document: Document, options: Sequence[str]) -> tuple[Problem, ...]:
-    """Swap and recomputation that the user set by hand, in the file and in the options of the training script.
+    """Find swap and recompute settings of the user, in the file and in the options of the training script.
 
-    As with MindSpeed's adaptive memory optimization, which excludes full recompute, selective recompute and
-    prefetching swap of the user's own.
+    MindSpeed's adaptive memory optimization excludes full recompute, selective recompute and prefetching swap, too.
+
+    Args:
+        document: the user's configuration.
+        options: options of the training script.
+
+    Returns:
+        An error for each setting.
     """
     return (*_in_file(document), *_in_options(options))
 
 
 def is_excluded(option: str) -> bool:
-    """True for an option of the training script that sets swap or recomputation."""
+    """Return whether an option of the training script sets swap or recompute."""
     return option.startswith(("--swap_config.", "--recompute_config."))
 
 

@@ -1,4 +1,4 @@
-"""One node of an adaptive run: its msrun, its logs, its checkpoints. On a cluster it lives in a Ray actor there."""
+"""One node of an adaptive run: its msrun, logs and checkpoints. On a cluster it runs in a Ray actor on the node."""
 
 import contextlib
 import itertools
@@ -25,39 +25,39 @@ from mindswap.system.process_tree import become_subreaper, raise_process_limit
 from mindswap.system.scratch import plain_name
 from mindswap.system.signals import LIFELINE
 
-# Clocks that differ by more than this make logs of nodes unreadable side by side.
+# Limit of the difference between clocks; with more, logs of several nodes cannot be compared.
 MAX_CLOCK_S = 10.0
-# Set to the run directory for every process of a run.
+# Environment variable of every process of a run; its value is the run directory.
 MARKER = "MINDSWAP_ADAPTIVE_RUN"
 
 
 @dataclass(frozen=True)
 class NodeTask:
-    """Part of a node in a run; paths are those on each node."""
+    """Task of a node in a run; paths are equal on all nodes."""
 
     command: TrainingCommand
-    run_dir: Path  # absolute
-    checkpoints: Path  # a shared disk or its own
+    run_dir: Path  # absolute path
+    checkpoints: Path  # on a shared or a local disk
     working_folder: Path
-    is_parallel: bool  # MindFormers takes its processes for parts of one training
-    is_alone: bool = True  # no other node takes part
-    variables: Mapping[str, str] = field(default_factory=dict)  # more of them for the workers
-    # what a node writes that has not got it, beside its working folder; None: all has to be there
+    is_parallel: bool  # whether MindFormers treats the processes as one parallel training
+    is_alone: bool = True  # whether this is the only node
+    variables: Mapping[str, str] = field(default_factory=dict)  # additional environment variables of the workers
+    # files that a node creates if they are missing, as is its working folder; None: all must exist
     files: Mapping[Path, bytes] | None = None
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts that have to be the same on all nodes."""
+    """Properties that must be equal on all nodes."""
 
-    name: str  # its address
-    versions: Mapping[str, str] = field(default_factory=dict)  # of packages
-    config: Mapping[Any, Any] | None = None  # the YAML with what it is based on; None where it cannot be read
-    clock_offset_s: float = 0.0  # against the driver
+    name: str  # address of the node
+    versions: Mapping[str, str] = field(default_factory=dict)  # package -> version
+    config: Mapping[Any, Any] | None = None  # the YAML with its bases merged; None if it cannot be read
+    clock_offset_s: float = 0.0  # relative to the clock of the driver
 
 
 def node_mistakes(facts: Sequence[NodeFacts], config_path: Path, here: NodeFacts) -> list[str]:
-    """Reasons against a start, each with node and value; `here` is of the driver."""
+    """Compare the nodes with the driver (`here`), and return a message for each difference."""
     found = []
     for node in facts:
         found += version_mistakes(node.name, node.versions, here.versions)
@@ -73,7 +73,7 @@ def node_mistakes(facts: Sequence[NodeFacts], config_path: Path, here: NodeFacts
 
 
 def first_difference(there: object, here: object, path: str = "") -> tuple[str, str, str] | None:
-    """The first key at which two configurations differ, and both values as YAML, or `missing`."""
+    """Return the first key at which two configurations differ, and both values as YAML (or `missing`)."""
     if isinstance(there, Mapping) and isinstance(here, Mapping):
         pairs = [(key, there.get(key, _MISSING), here.get(key, _MISSING)) for key in {**here, **there}]
     elif isinstance(there, list) and isinstance(here, list):
@@ -94,7 +94,7 @@ def _shown(value: object) -> str:
 
 
 def read_config(path: Path) -> dict[Any, Any] | None:
-    """The YAML with what it is based on; None where some of it cannot be read."""
+    """Return the YAML with its bases merged; None if any file cannot be read."""
     document = load_document(path)
     return None if find_errors(document.problems) else document.data()
 
@@ -102,13 +102,22 @@ def read_config(path: Path) -> dict[Any, Any] | None:
 def choose_nodes(
     alive: Sequence[Mapping[str, Any]], here: str, num_local: int, wanted: tuple[int, int]
 ) -> list[Mapping[str, Any]]:
-    """Of the nodes as Ray tells of them those that train and those that stand by: `wanted` of each.
+    """Choose training and spare nodes.
 
-    This one first, then by address, so that ranks stay where they are. Where some nodes have NPUs, those with fewer
-    than workers are left out.
+    The order is stable, so that ranks keep their nodes: the local node first, then by address. If any node has NPUs,
+    nodes with fewer NPUs than workers are excluded.
+
+    Args:
+        alive: nodes as listed by Ray.
+        here: id of the local node.
+        num_local: workers per node.
+        wanted: numbers of training nodes and of spare nodes.
+
+    Returns:
+        The training nodes, then the spare nodes.
 
     Raises:
-        LaunchError: there are not enough.
+        LaunchError: if there are too few nodes.
     """
     cards = {node["NodeID"]: round(node["Resources"].get(NPU, 0)) for node in alive}
     fit = [node for node in alive if not any(cards.values()) or cards[node["NodeID"]] >= num_local]
@@ -124,13 +133,13 @@ def choose_nodes(
 
 
 def _place(address: str) -> tuple[int, str]:
-    return len(address), address  # 10.0.0.9 before 10.0.0.10
+    return len(address), address  # sorts 10.0.0.9 before 10.0.0.10
 
 
 class TrainingNode(Workers):
-    """Methods that the driver calls on a node; they run there, one at a time.
+    """Node of a run. The driver calls its methods one at a time, and they run on the node.
 
-    The workers hang on a pipe of this process: however it ends, with the driver for example, they end, too.
+    The workers hold the lifeline of this process, so the kernel ends them when this process ends for any reason.
     """
 
     def __init__(self, task: NodeTask) -> None:
@@ -139,7 +148,7 @@ class TrainingNode(Workers):
         self._stack = contextlib.ExitStack()
         self._line = self._stack.enter_context(lifeline())
         self._words: list[str] = []
-        self.turn_to(self._folder_of(0), (), has_msrun=False)  # none, until an attempt begins
+        self.turn_to(self._folder_of(0), (), has_msrun=False)  # no workers before the first attempt
         become_subreaper()
         raise_process_limit()
         if task.files is not None:
@@ -149,21 +158,21 @@ class TrainingNode(Workers):
                     replace_file(path, content)
 
     def facts(self) -> tuple[dict[str, str], dict[Any, Any] | None]:
-        """Versions, and the YAML."""
+        """Return the versions of packages, and the YAML."""
         return package_versions(), read_config(self._task.command.config_path)
 
     def clock_s(self) -> float:
-        """The time of day."""
+        """Return the wall-clock time of this node in seconds."""
         return time.time()
 
     def enter(self, rank: int) -> None:
-        """Take the place of a node of this rank."""
+        """Set the rank of this node."""
         if not self._task.working_folder.is_dir():
             raise LaunchError(f"{self._task.working_folder}: no such folder")
         self._rank = rank
 
     def choose_port(self, address: str, may_differ: bool) -> int:
-        """The port of the scheduler, which runs here."""
+        """Return a free port for the scheduler on this node, see `Nodes.choose_port`."""
         port = self._task.command.master_port
         if self._task.command.msrun_options is None:
             return port
@@ -172,21 +181,21 @@ class TrainingNode(Workers):
         except LaunchError:
             if not may_differ:
                 raise
-            return free_port()  # the scheduler of the attempt before may hold it for a while
+            return free_port()  # the scheduler of the previous attempt may still hold it
         return port
 
     def marks(self) -> tuple[str, ...]:
-        """Of the checkpoint files of the ranks of this node."""
+        """Return the marks of the checkpoint files of this node's ranks."""
         return self._checkpoints(()).marks()
 
     def complete(self, ignored: tuple[str, ...]) -> frozenset[CheckpointKey]:
-        """Checkpoints of which all ranks of this node have a complete file."""
+        """Return the checkpoints that are complete for all ranks of this node."""
         return self._checkpoints(ignored).complete()
 
     def prepare(
         self, number: int, yaml_text: str, key: CheckpointKey | None, ignored: tuple[str, ...], master: tuple[str, int]
     ) -> None:
-        """Write what the workers of an attempt read; `master` is where the scheduler is."""
+        """Write the input files of the workers of an attempt; `master` is address and port of the scheduler."""
         task, (address, port) = self._task, master
         checkpoint = self._checkpoints(ignored).at(key) if key else None
         path, folder = task.command.config_path, self._folder_of(number)
@@ -196,14 +205,14 @@ class TrainingNode(Workers):
         self._words = task.command.words(config, logs, port, key is not None, place)
 
     def open(self, number: int) -> None:
-        """Turn to the logs of an attempt."""
+        """Switch to the logs of an attempt."""
         super().close()
         first, command = self._first_rank, self._task.command
         ranks, has_msrun = range(first, first + command.num_local), command.msrun_options is not None
         self.turn_to(self._folder_of(number), ranks, has_msrun=has_msrun)
 
     def start(self) -> None:
-        """Start the workers of this node, in its own environment."""
+        """Start the workers of this node, in the environment of this node."""
         folder = self._task.working_folder
         environment = worker_environment(with_package(readable_environment()), folder)
         if not self._task.is_alone:
@@ -213,16 +222,16 @@ class TrainingNode(Workers):
         self.start_words(self._words, {"MS_MEMORY_STATISTIC": "1", **environment}, folder)
 
     def full_disks(self) -> tuple[str, ...]:
-        """Missing room, where this node writes."""
+        """Return a line for each full file system of this node."""
         return full_disks(self._checkpoints(()), self._task.run_dir)
 
     def logs(self, number: int) -> dict[str, bytes]:
-        """Contents of the logs of an attempt, by their names in its folder."""
+        """Return relative path and content of each log of an attempt."""
         folder = self._folder_of(number)
         return {str(path.relative_to(folder.parent)): path.read_bytes() for path in folder.glob("*.log")}
 
     def close(self) -> None:
-        """Let go of everything; a worker that is still there ends."""
+        """Release all resources; workers that are still running end."""
         super().close()
         self._stack.close()
 

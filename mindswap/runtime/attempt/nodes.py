@@ -1,4 +1,4 @@
-"""The nodes of an adaptive run, as the driver sees them: this machine alone, or those of a Ray cluster."""
+"""Driver side of the nodes of an adaptive run: this machine, or the nodes of a Ray cluster."""
 
 import contextlib
 import time
@@ -22,16 +22,16 @@ from mindswap.runtime.ray_cluster import (
     refuse,
 )
 
-# Arguments of a call on a node, by its rank.
+# Rank of a node -> arguments of a call on it.
 Given = Callable[[int], tuple[Any, ...]]
 
 
 class Nodes:
-    """This machine alone; what does not depend on where the nodes are.
+    """Nodes of a run on this machine; base class of `RayNodes`.
 
     Attributes:
-        step: the last step that all workers of the attempt have passed.
-        startup_s: from the start to the first step; 0 while unknown.
+        step: last step that all workers of the attempt completed.
+        startup_s: time from the start to the first step; 0 while unknown.
     """
 
     def __init__(self, task: NodeTask) -> None:
@@ -43,42 +43,66 @@ class Nodes:
         self._node: TrainingNode | None = None
 
     def connect(self) -> None:
-        """From now on they answer. Raises LaunchError: what keeps them from it."""
+        """Connect to the nodes.
+
+        Raises:
+            LaunchError: if a node cannot be reached, or the nodes differ.
+        """
         self._node = TrainingNode(self._task)
 
     def ask(self, method: str, arguments: Given = lambda _: (), ranks: Sequence[int] | None = None) -> list[Any]:
-        """Answers of all nodes, or of some, by rank. Raises NodeLostError after all that live have answered."""
+        """Call a method of `TrainingNode` on the nodes.
+
+        Args:
+            method: name of the method.
+            arguments: function from the rank of a node to its arguments.
+            ranks: ranks of the nodes to call; None for all.
+
+        Returns:
+            The results in order of rank.
+
+        Raises:
+            NodeLostError: if a node is lost, after all others have returned.
+        """
         return [getattr(self._node, method)(*arguments(0))]
 
     def reconnect_lost(self) -> list[str]:
-        """Put spare nodes in the place of lost ones; gives what was done. Raises LaunchError: none is left."""
+        """Replace lost nodes by spare ones, and return a message for each.
+
+        Raises:
+            LaunchError: if no spare node is left.
+        """
         return []
 
     def name_of(self, rank: int) -> str:
-        """Of the node that has this rank now; "" where there is no other."""
+        """Return the name of the node with this rank; "" if there is one node only."""
         return ""
 
     def master_address(self) -> str:
-        """Of the node of rank 0, where the scheduler runs."""
+        """Return the address of the node of rank 0, which runs the scheduler."""
         return "127.0.0.1"
 
     def choose_port(self, may_differ: bool) -> int:
-        """Port of the scheduler, on the node of rank 0."""
+        """Choose the port of the scheduler on the node of rank 0; another than the user's only if `may_differ`."""
         return int(self.ask("choose_port", lambda _: (self.master_address(), may_differ), ranks=[0])[0])
 
     def marks(self) -> tuple[str, ...]:
-        """Of the checkpoint files on all nodes."""
+        """Return the marks of the checkpoint files on all nodes, see `CheckpointFolder.marks`."""
         return tuple(sorted({mark for marks in self.ask("marks") for mark in marks}))
 
     def newest(self, ignored: tuple[str, ...]) -> CheckpointKey | None:
-        """The newest checkpoint that every rank has completely, on its own node."""
+        """Return the newest checkpoint that is complete for every rank, on the node of the rank; None if none is."""
         return max(frozenset.intersection(*self.ask("complete", lambda _: (ignored,))), default=None)
 
     def to_resume(self, ignored: tuple[str, ...], report_status: Callable[[str], None]) -> CheckpointKey | None:
-        """The same to go on from; `report_status` hears who lacks a newer one.
+        """Return the checkpoint to resume from, as `newest`, and report nodes that lack a newer one.
+
+        Args:
+            ignored: marks of files to ignore.
+            report_status: function that prints a line for the user.
 
         Raises:
-            LaunchError: a node has none, where the others have several: to begin anew would lose them.
+            LaunchError: if a node has none but the others have several, because a fresh start would discard them.
         """
         complete = self.ask("complete", lambda _: (ignored,))
         having, without = ([rank for rank, keys in enumerate(complete) if bool(keys) is has] for has in (True, False))
@@ -102,7 +126,7 @@ class Nodes:
         return ", ".join(map(self.name_of, ranks))
 
     def full_disks(self) -> tuple[str, ...]:
-        """Disks of nodes without room; nothing of nodes that are lost."""
+        """Return a line for each full disk of a node; empty if a node is lost."""
         with contextlib.suppress(NodeLostError):
             named = ((self.name_of(rank), lines) for rank, lines in enumerate(self.ask("full_disks")))
             return tuple(f"{name}: {line}" if name else line for name, lines in named for line in lines)
@@ -111,11 +135,11 @@ class Nodes:
     def prepare(
         self, number: int, yaml_text: str, key: CheckpointKey | None, ignored: tuple[str, ...], port: int
     ) -> None:
-        """Each node writes what its workers read."""
+        """Write the input files of the workers on each node."""
         self.ask("prepare", lambda _: (number, yaml_text, key, ignored, (self.master_address(), port)))
 
     def open(self, number: int) -> None:
-        """Turn to the logs of an attempt."""
+        """Switch to the logs of an attempt."""
         self.step, self.startup_s, self._started_s = 0, 0.0, time.monotonic()
         self.ask("open", lambda _: (number,))
 
@@ -124,7 +148,7 @@ class Nodes:
         self.ask("start")
 
     def look(self) -> LogProgress:
-        """State of training by their logs."""
+        """Read the logs, and return the progress of the training."""
         seen = merge_progress(self.ask("look"))
         self.step = max(self.step, seen.step)
         if self.step and not self.startup_s:
@@ -132,28 +156,28 @@ class Nodes:
         return seen
 
     def is_over(self) -> bool:
-        """Workers of a node ended badly, or all have ended."""
+        """Return whether workers of a node failed, or all workers ended."""
         self._ended = self.ask("ended")
         return False in self._ended or None not in self._ended
 
     def explain(self) -> Ended:
-        """Why they are over: want of memory first, of whichever node."""
+        """Return why the workers ended; out of memory on any node takes precedence."""
         ranks = [rank for rank, ended in enumerate(self._ended) if ended is False] or range(len(self._ended))
         found = zip(ranks, self.ask("explain", ranks=ranks), strict=True)
         event = first_cause([_placed(event, self.name_of(rank)) for rank, event in found])
         memory = self.look().out_of_memory
         if False in self._ended and event.outcome is not Outcome.OUT_OF_MEMORY and memory:
-            worker, seen = memory  # of a node whose msrun has not ended yet
+            worker, seen = memory  # from a node whose msrun is still running
             event = Ended(Outcome.OUT_OF_MEMORY, 0, seen.text, worker=worker, missing_bytes=seen.missing_bytes)
         return replace(event, step=self.step)
 
     def stop_all(self) -> None:
-        """End all workers, on all nodes that answer."""
+        """Stop all workers on all reachable nodes."""
         with contextlib.suppress(NodeLostError):
             self.ask("stop_all")
 
     def close(self) -> None:
-        """Leave them."""
+        """Disconnect from the nodes."""
         with contextlib.suppress(NodeLostError):
             self.ask("close")
 
@@ -165,7 +189,7 @@ class _RayNode:
 
 
 class RayNodes(Nodes):
-    """One actor on each of `num_nodes` nodes, and `num_spare` more that take the place of a lost one."""
+    """Nodes of a Ray cluster, with one actor each; `num_spare` additional ones replace lost nodes."""
 
     def __init__(self, address: str, num_nodes: int, num_spare: int, task: NodeTask) -> None:
         super().__init__(task)
@@ -177,7 +201,11 @@ class RayNodes(Nodes):
         self._lost: dict[int, str] = {}  # rank -> name
 
     def connect(self) -> None:
-        """Start the actors, and compare the nodes. Raises LaunchError: what differs, with node and value."""
+        """Start the actors, and compare the nodes.
+
+        Raises:
+            LaunchError: if the nodes differ; names node and value.
+        """
         self._ray = connect(self._address)
         path = self._task.command.config_path
         here = NodeFacts("here", package_versions(), read_config(path))
@@ -187,7 +215,7 @@ class RayNodes(Nodes):
         self.ask("enter", lambda rank: (rank,))
 
     def _reach(self, alive: list[Mapping[str, Any]]) -> tuple[list[_RayNode], list[NodeFacts]]:
-        """The nodes to take and what they say of themselves; others, if Ray comes to know that one is dead."""
+        """Choose nodes, start their actors and query them; retry with other nodes if Ray reports one as dead."""
         own, wanted = self._ray.get_runtime_context().get_node_id(), (self._num_nodes, self._num_spare)
         nodes = [self._on(node) for node in choose_nodes(alive, own, self._task.command.num_local, wanted)]
         try:
@@ -272,7 +300,7 @@ class RayNodes(Nodes):
 
 
 def _placed(event: Ended, node: str) -> Ended:
-    """With the node in the text."""
+    """Add the name of the node to the text of an event."""
     if not node or not event.text:
         return event
     is_report = event.outcome is Outcome.FAILED
@@ -280,6 +308,6 @@ def _placed(event: Ended, node: str) -> Ended:
 
 
 def first_cause(found: Sequence[Ended]) -> Ended:
-    """Of what nodes say after one another's failure, what brought it about: a kill makes others fail."""
+    """Return the event that caused the others: a failure on one node makes the other nodes fail, too."""
     order = (Outcome.OUT_OF_MEMORY, Outcome.KILLED, Outcome.FAILED, Outcome.FINISHED)
     return min(found, key=lambda event: order.index(event.outcome))

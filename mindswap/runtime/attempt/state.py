@@ -1,7 +1,7 @@
-"""The state of a run on disk: written whole or not at all, and read with care.
+"""State of a run on disk, written atomically and verified on read.
 
-The file carries a key (configuration, versions, device) and a digest of its content: one of another
-configuration, a damaged or a foreign one is passed over with a message, never trusted.
+The file contains a key (configuration, versions, device) and a digest of its content. A file of another configuration,
+a damaged or a foreign one is ignored with a message.
 """
 
 import contextlib
@@ -20,25 +20,25 @@ from mindswap.runtime.attempt.checkpoints import Checkpoint, CheckpointFolder, l
 from mindswap.runtime.attempt.model import CLASSES, State
 from mindswap.runtime.msrun import RUN_DIR_BYTES, describe_full
 
-FORMAT = 3  # one more where a class of the state is renamed or loses a field
+FORMAT = 3  # incremented when a class of the state is renamed or loses a field
 MAX_BYTES = 64 << 20
 
 
 class StateError(MindswapError):
-    """The file cannot be used; the text says why."""
+    """The file cannot be used; the message has the reason."""
 
 
 def state_path(run_dir: Path) -> Path:
-    """File of the state of a run directory."""
+    """Return the path of the state file of a run directory."""
     return run_dir / "adaptive" / "state.json"
 
 
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Only one process works on a run directory; the lock goes with the process, however it ends.
+    """Lock a run directory for this process; the kernel releases the lock when the process ends.
 
     Raises:
-        LaunchError: another one does, or it cannot be written.
+        LaunchError: if another process holds the lock, or the directory cannot be written.
     """
     path = _lock_path(run_dir)
     with system_errors_as(LaunchError, f"{path.parent}: cannot be written"):
@@ -56,7 +56,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def is_locked(run_dir: Path) -> bool:
-    """True while a process works on a run directory."""
+    """Return whether a process holds the lock of a run directory."""
     try:
         file = _lock_path(run_dir).open()
     except OSError:
@@ -74,18 +74,22 @@ def _lock_path(run_dir: Path) -> Path:
 
 
 class StateFile:
-    """The state of one run directory."""
+    """State file of a run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self.path = state_path(run_dir)
 
     def load(self, key: str | None = None) -> State | None:
-        """The saved state; None if there is no file.
+        """Load the saved state.
 
-        It must have been saved under this key; None accepts any.
+        Args:
+            key: required key of the file; None accepts any.
+
+        Returns:
+            The state; None if there is no file.
 
         Raises:
-            StateError: it is damaged, foreign, or of another configuration.
+            StateError: if the file is damaged, foreign, or of another configuration.
         """
         try:
             with self.path.open("rb") as file:
@@ -109,17 +113,17 @@ class StateFile:
         return state
 
     def save(self, state: State, key: str) -> None:
-        """Write the state so that a reader, or a run that goes on after a kill, sees the old or the new one.
+        """Write the state atomically: readers see the old or the new state, also after a kill.
 
         Raises:
-            OSError: it cannot be written; what was there stays.
+            OSError: if it cannot be written; the old file is kept.
         """
         body = to_plain(state)
         content = json.dumps({"format": FORMAT, "key": key, "digest": _digest(body), "state": body}, indent=1)
         replace_file(self.path, content.encode(), is_durable=True)
 
     def archive(self) -> Path | None:
-        """Rename a file that cannot be used, so that nothing of it is lost."""
+        """Rename an unusable file instead of deleting it; return the new path, None if that failed."""
         target = self.path.with_name("state.json.ignored")
         try:
             self.path.replace(target)
@@ -132,31 +136,31 @@ def _digest(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-# The folder of one attempt: the plan, the configuration that the workers read, links to the checkpoint.
+# The folder of one attempt: plan, configuration of the workers, links to the checkpoint.
 
 
 def attempt_folder(run_dir: Path, number: int) -> Path:
-    """Folder of the files and logs of an attempt."""
+    """Return the folder with files and logs of an attempt."""
     return run_dir / f"attempt_{number}"
 
 
 def prepare_attempt(
     folder: Path, yaml_text: str, config_path: Path, checkpoint: Checkpoint | None, *, is_parallel: bool
 ) -> Path:
-    """Write what the workers of an attempt read; a folder of this name is put aside.
+    """Write the input files of the workers of an attempt; an existing folder is archived.
 
     Args:
-        folder: of the attempt.
+        folder: folder of the attempt.
         yaml_text: the planned configuration.
-        config_path: the user's file which it came from.
-        checkpoint: what to start from; None for the beginning.
-        is_parallel: several processes, as MindFormers sees it.
+        config_path: the user's file from which it was planned.
+        checkpoint: checkpoint to resume from; None for a fresh start.
+        is_parallel: whether MindFormers treats the processes as one parallel training.
 
     Returns:
-        The configuration of the attempt: the planned one, and above it where to start from.
+        Path of the configuration of the attempt: the plan, or a file based on it that names the checkpoint.
 
     Raises:
-        LaunchError: the folder cannot be written.
+        LaunchError: if the folder cannot be written.
     """
     with system_errors_as(LaunchError, f"{folder}: cannot be written"):
         if folder.exists():
@@ -179,7 +183,7 @@ def prepare_attempt(
 
 
 def full_disks(checkpoints: CheckpointFolder, run_dir: Path) -> tuple[str, ...]:
-    """Folders in which there is no room for one more checkpoint, or for a run; one line for each file system."""
+    """Return a line for each file system with too little space for another checkpoint, or for the run directory."""
     newest = checkpoints.newest()
     size_bytes = sum(path.stat().st_size for path in newest.files) if newest else RUN_DIR_BYTES
     by_disk = {path.stat().st_dev: path for path in reversed(checkpoints.folders()) if path.exists()}
@@ -188,7 +192,7 @@ def full_disks(checkpoints: CheckpointFolder, run_dir: Path) -> tuple[str, ...]:
 
 
 def with_absolute_bases(text: str, folder: Path) -> str:
-    """The configuration with paths of `base_config` that hold from any folder."""
+    """Return the configuration with absolute paths in `base_config`."""
     root = parse_document(text, "config").span if BASE_CONFIG in text else None
     for key, value in reversed((root.entries or []) if root else []):
         if key.text == BASE_CONFIG:

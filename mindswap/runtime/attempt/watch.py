@@ -1,4 +1,4 @@
-"""The logs of the workers while they grow: new bytes only, whatever happens to the files."""
+"""Follow the growing logs of the workers."""
 
 import contextlib
 import os
@@ -13,17 +13,17 @@ from mindswap.runtime.logs.scan import LogScanner
 from mindswap.runtime.logs.step_report import StepScanner
 
 BLOCK_BYTES = 1 << 18
-# Of one log in one poll, so that a flood in one log does not hide the others.
+# Limit of bytes per log and poll, so that a very fast log does not delay the others.
 MAX_POLL_BYTES = 64 << 20
-# msrun, when a worker ends badly: `Worker process 20300 exit with exception. Error code: -9.`
+# Output of msrun when a worker fails: `Worker process 20300 exit with exception. Error code: -9.`
 _EXIT = re.compile(r"Worker process (\d{1,9}) exit with exception\. Error code: (-?\d{1,5})")
 
 
 class LogFollower:
-    """Gives the new bytes of a file.
+    """Reader of the bytes appended to a file.
 
-    A file that was deleted or renamed is read on, as the process that writes it still has it, until another one stands
-    under the name: that is read from its beginning, and one that became shorter, too.
+    A deleted or renamed file is still read, because its writer has it open, until a new file with the name exists. New
+    and truncated files are read from the start.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,10 +31,10 @@ class LogFollower:
         self._file = Path(os.devnull).open("rb", buffering=0)  # noqa: SIM115 until there is one
 
     def poll(self, take: Callable[[bytes], None]) -> None:
-        """Hand over everything that is new."""
-        with contextlib.suppress(OSError):  # not now, as of a file server that is away
+        """Call `take` with each block of new bytes."""
+        with contextlib.suppress(OSError):  # temporarily unreadable, for example on a file server
             self._drain(take)
-        with contextlib.suppress(OSError):  # not there, or not now
+        with contextlib.suppress(OSError):  # missing or temporarily unreadable
             if not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
                 opened = os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
                 self.close()
@@ -55,19 +55,19 @@ class LogFollower:
 
 @dataclass(frozen=True)
 class LogProgress:
-    """State of training by the logs of all workers."""
+    """Progress of a training according to the logs of its workers."""
 
-    step: int  # the step that all workers have passed; 0 for none
-    num_steps: int  # of the whole training; 0 while unknown
-    num_timed_steps: int  # steps whose time is known, of the worker with the fewest
-    step_time_ns: int  # median of the slowest worker; 0 while unknown
-    peak_bytes: int | None  # highest use of any worker, with fragments; None if none reports it
-    out_of_memory: tuple[int, OomEvent] | None  # worker and event of the largest request that failed; None for none
-    num_finished: int  # workers that said that the training is over
+    step: int  # last step that all workers completed; 0 for none
+    num_steps: int  # steps of the complete training; 0 while unknown
+    num_timed_steps: int  # number of steps with a known time, minimum over the workers
+    step_time_ns: int  # median step time of the slowest worker; 0 while unknown
+    peak_bytes: int | None  # highest peak of any worker, with fragments if logged; None if no worker logged it
+    out_of_memory: tuple[int, OomEvent] | None  # worker and event of the largest shortage; None without any
+    num_finished: int  # number of workers that logged the end of the training
 
 
 def merge_progress(seen: Sequence[LogProgress]) -> LogProgress:
-    """State of training by the logs of several workers, or nodes."""
+    """Merge the progress of several workers or nodes."""
     return LogProgress(
         step=min((one.step for one in seen), default=0),
         num_steps=max((one.num_steps for one in seen), default=0),
@@ -80,7 +80,7 @@ def merge_progress(seen: Sequence[LogProgress]) -> LogProgress:
 
 
 def _worst(events: Iterable[tuple[int, OomEvent]]) -> tuple[int, OomEvent] | None:
-    """The event that says most about what was missing; device memory before that of the host."""
+    """Return the event with the largest shortage; device memory takes precedence over host memory."""
     return max(events, key=lambda found: (not found[1].is_host, found[1].missing_bytes or 0), default=None)
 
 
@@ -95,7 +95,7 @@ class _Worker:
         self.steps.feed(block)
 
     def seen(self, rank: int) -> LogProgress:
-        """State of training by this log."""
+        """Return the progress according to this log."""
         log, times_ns = self.scanner.snapshot(rank), self.steps.times_ns
         peak_bytes = log.memory.actual_peak_bytes
         return LogProgress(
@@ -110,13 +110,17 @@ class _Worker:
 
 
 class RunWatch:
-    """Follows the logs of one attempt, by rank."""
+    """Follower of the logs of one attempt.
+
+    Args:
+        logs: rank -> path of its log.
+    """
 
     def __init__(self, logs: dict[int, Path]) -> None:
         self._workers = {rank: _Worker(path) for rank, path in logs.items()}
 
     def poll(self) -> LogProgress:
-        """Read what is new and say what is known."""
+        """Read new bytes of all logs, and return the progress."""
         for worker in self._workers.values():
             worker.follower.poll(worker.take)
         return merge_progress([worker.seen(rank) for rank, worker in self._workers.items()])
@@ -128,5 +132,5 @@ class RunWatch:
 
 
 def read_worker_exits(text: str) -> list[tuple[int, int]]:
-    """Process and exit code of workers that ended badly, from what msrun printed; -9 is signal 9."""
+    """Parse process id and exit code of failed workers from the output of msrun; -9 means signal 9."""
     return [(int(pid), int(code)) for pid, code in _EXIT.findall(text)]

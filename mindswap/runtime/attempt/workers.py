@@ -1,4 +1,4 @@
-"""The processes of one attempt, what their logs say, and what their end means."""
+"""Worker processes of one attempt: start, progress, and reason of their end."""
 
 import json
 import signal
@@ -16,28 +16,27 @@ from mindswap.system.children import ask, tie_to_parent
 from mindswap.system.process_tree import stop_descendants, worker_ranks
 from mindswap.system.signals import held_signals
 
-# Signals with which somebody ends a process; others are crashes.
+# Signals that users or the system send to end a process; other signals are crashes.
 _KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# The last lines of the other workers arrive while msrun already ends them.
+# The last log lines of the other workers arrive while msrun is already stopping them.
 DRAIN_S = 2.0
 MAX_KEPT_BYTES = 1 << 20
 
 
 class Workers:
-    """Starts the workers of an attempt, reads their logs and says how they ended. All are descendants of this process.
+    """Workers of an attempt, all of them descendants of this process.
 
     Attributes:
-        step: the last step that was seen.
+        step: last step in the logs.
     """
 
     def turn_to(self, folder: Path, ranks: Iterable[int], *, has_msrun: bool) -> None:
-        """From now on they are those of an attempt.
+        """Switch to the workers of an attempt.
 
         Args:
-            folder: of the attempt.
-            ranks: of the workers; each has its log there.
-            has_msrun: msrun starts them; what it prints goes to `msrun.log`. Without it the training writes
-                `worker_0.log`.
+            folder: folder of the attempt, with the log of each worker.
+            ranks: ranks of the workers.
+            has_msrun: whether msrun starts them and writes `msrun.log`; else the training writes `worker_0.log`.
         """
         self.step = 0
         self._folder = folder
@@ -51,11 +50,15 @@ class Workers:
         self._num_oom_kills = count_oom_kills()
 
     def start_words(self, words: list[str], environment: Mapping[str, str], working_folder: Path) -> None:
-        """Start them. Raises LaunchError: it cannot be started."""
+        """Start the workers.
+
+        Raises:
+            LaunchError: if the command cannot be started, or its log not be written.
+        """
         log = self._output.path
         with system_errors_as(LaunchError, f"{log}: cannot be written"):
             file = log.open("wb")
-        # Held: during a fork Python drops exceptions, and a process that was started has to be known.
+        # Signals are held because Python drops exceptions during a fork, and the started process must be recorded.
         with system_errors_as(LaunchError, f"{words[0]} cannot be started"), file, held_signals():
             self._process = subprocess.Popen(
                 words, cwd=working_folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file,
@@ -63,13 +66,13 @@ class Workers:
             )  # fmt: skip
 
     def look(self) -> LogProgress:
-        """State of training by their logs."""
+        """Read the logs, and return the progress of the training."""
         seen = self._watch.poll()
         self.step = max(self.step, seen.step)
         return seen
 
     def ended(self) -> bool | None:
-        """True where all have ended well, False where a worker has not; None while all run."""
+        """Return True if all workers succeeded, False if one failed, and None while all are running."""
         if self._process is None:
             raise AssertionError("the training was not started")
         if self._has_msrun:
@@ -80,7 +83,7 @@ class Workers:
         return None if code is None and not exits else code == 0 and not exits
 
     def explain(self) -> Ended:
-        """Why they are over."""
+        """Return why the workers ended."""
         if self._process is None:
             raise AssertionError("the training was not started")
         code = self._process.poll()
@@ -112,13 +115,13 @@ class Workers:
         return Ended(Outcome.FAILED, self.step, crash + report, exit_code if exit_code > 0 else 1)
 
     def stop_all(self) -> None:
-        """End all of them; their logs may still be read."""
+        """Stop all workers; their logs can still be read."""
         stop_descendants()
         if self._process is not None:
             self._process.poll()
 
     def close(self) -> None:
-        """Their logs are not read any more."""
+        """Close the logs."""
         self._output.close()
         self._watch.close()
 
@@ -130,7 +133,7 @@ class Workers:
 
 
 def count_oom_kills() -> int:
-    """Number of processes that the kernel has killed for want of memory since it started; 0 if it does not say."""
+    """Return the number of processes that the kernel's OOM killer ended since boot; 0 if unknown."""
     try:
         with Path("/proc/vmstat").open(encoding="ascii") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
@@ -138,12 +141,19 @@ def count_oom_kills() -> int:
         return 0
 
 
-# The planner, in a process of its own. The one that asks imports nothing of what plans: it is to be there at once, and
-# small beside the training.
+# The planner runs in a child process, so that this process imports no planner code: it starts fast and stays small
+# compared to the training.
 
 
 def planner_in_child(variables: Mapping[str, str]) -> Planner:
-    """The planner of the package in a process of its own, which has these variables too."""
+    """Return a planner that runs in a child process.
+
+    Args:
+        variables: additional environment variables of the child.
+
+    Returns:
+        Function that raises PlanError if the planner refuses or crashes.
+    """
 
     def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
         asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
