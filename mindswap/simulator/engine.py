@@ -5,7 +5,7 @@ An operator or a copy starts at the moment at which all that it waits for has en
 clock, which goes from one end of something to the next; so what starts at a moment is decided with
 everything earlier known, copies that slow each other down included.
 
-Source of the rules: facts-mindspore.md section 4 (Ascend backend of MindSpore 2.9.0); see `program.Copies`.
+Source of the rules: the Ascend backend of MindSpore 2.9.0; see `program.Copies`.
 """
 
 import numpy as np

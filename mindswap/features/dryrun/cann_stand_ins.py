@@ -26,11 +26,11 @@ from mindswap.graph.capture_cache import open_cache
 from mindswap.system.children import module_command, started
 from mindswap.system.disk_cache import cached_folder
 
-# Part of the key of what is kept: to be raised when the C text (data/dryrun/) changes.
+# Part of the cache key. Raise it when data/dryrun/, `_OPENED`, `_LOOKED_UP` or `_definition` change.
 EDITION = 6
-# MindSpore takes the path of a library up to this word for CANN's home (GetAscendPath).
+# MindSpore's GetAscendPath takes the path of a library up to this word as the home of CANN.
 HOME = "cann"
-# Libraries that MindSpore opens itself, beside those that it is linked against.
+# Libraries that MindSpore opens at run time, in addition to those that it is linked against.
 _OPENED = ("libacl_op_compiler.so", "libacl_tdt_channel.so")
 _DATA = DATA / "dryrun"
 # Functions that cann.c defines.
