@@ -1,4 +1,4 @@
-"""Effect of recompute settings operator by operator, with swap off as MindFormers does it, and with swap on."""
+"""Effective recompute of each operator: with swap off as MindFormers applies it, and with swap on."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,17 +9,17 @@ from mindswap.policy.formats.mindformers1.settings import Statement
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.resolve import LayerDecisions, Treatment, resolve_layer, unique_matches
 
-# Of communication both forms exclude operators only.
+# Exclude entries for communication match operators only, in both cases.
 EXCLUDE = "select_recompute_exclude"
 
 
 @dataclass(frozen=True)
 class NamedCell:
-    """A cell that `select_recompute_exclude` names."""
+    """A cell that an entry of `select_recompute_exclude` matches."""
 
     statement: Statement
-    cell: str  # its path below the layer
-    has_operators: bool  # the same pattern names operators, too
+    cell: str  # path below the layer
+    has_operators: bool  # the pattern also matches operators
 
     @property
     def location(self) -> Location:
@@ -28,10 +28,10 @@ class NamedCell:
 
 
 def as_applied(policy: Policy, trees: LayerTrees | None) -> Policy:
-    """A policy of `expand_stage_recompute` (swap off) in the form that the applier and the reports read.
+    """Convert a policy of `expand_stage_recompute` (swap off) to the form that the applier and reports use.
 
-    MindFormers excludes operators only: a cell that `select_recompute_exclude` names stays recomputed. So a name that
-    stands for a cell gives way to the operators that it names beside, one by one; not where the trees are not known.
+    MindFormers excludes operators only: a cell that `select_recompute_exclude` matches is still recomputed. Patterns
+    that match a cell are therefore replaced by the operators that they also match; not if the trees are unknown.
     """
     if trees is None:
         return replace(policy, is_swap_enabled=True)
@@ -41,7 +41,7 @@ def as_applied(policy: Policy, trees: LayerTrees | None) -> Policy:
 
 def _operators_only(entries: tuple[OpRecompute, ...], trees: LayerTrees) -> Iterator[OpRecompute]:
     layer_classes = dict.fromkeys(trees.layers)
-    written: dict[str, set[int]] = {}
+    layers_by_pattern: dict[str, set[int]] = {}
     for entry in entries:
         if all(match.node.is_primitive for tree in layer_classes for match in match_pattern(entry.pattern, tree)):
             yield entry
@@ -49,12 +49,12 @@ def _operators_only(entries: tuple[OpRecompute, ...], trees: LayerTrees) -> Iter
         for index, tree in enumerate(trees.layers):
             for match in match_pattern(entry.pattern, tree) if index in entry.layers else ():
                 if match.node.is_primitive:
-                    written.setdefault(exact_pattern(match.name), set()).add(index)
-    yield from (OpRecompute(pattern, Layers(layers)) for pattern, layers in written.items())
+                    layers_by_pattern.setdefault(exact_pattern(match.name), set()).add(index)
+    yield from (OpRecompute(pattern, Layers(layers)) for pattern, layers in layers_by_pattern.items())
 
 
 def find_excluded_cells(statements: tuple[Statement, ...], trees: LayerTrees) -> Iterator[NamedCell]:
-    """The first cell of each name under `select_recompute_exclude`, where it names one in its layers."""
+    """Yield the first matched cell of each `select_recompute_exclude` entry that matches a cell in its layers."""
     for statement in statements:
         if statement.option != EXCLUDE or not statement.pattern:
             continue
@@ -66,21 +66,24 @@ def find_excluded_cells(statements: tuple[Statement, ...], trees: LayerTrees) ->
 
 
 def recomputed_operators(policy: Policy, layer_index: int, tree: CellNode) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Operators of a layer that backward runs again, and those whose communication it repeats.
+    """Return the recomputed operators of a layer, and the operators with recomputed communication.
 
-    The policy has swap on, or is from `as_applied`.
+    Args:
+        policy: a policy with swap on, or from `as_applied`.
+        layer_index: index of the layer.
+        tree: cells and primitives of the layer.
     """
     layer = resolve_layer(policy, layer_index, tree)
     decided = layer.operators().items()
-    operators = tuple(".".join(path) for path, found in decided if found.treatment is Treatment.RECOMPUTE)
+    operators = tuple(".".join(path) for path, decision in decided if decision.treatment is Treatment.RECOMPUTE)
     return operators, tuple(match.name for match in unique_matches(layer.comm_recomputes))
 
 
-# The log lines that say what is set on a layer, as the specification has them.
+# Log lines about the settings of a layer, in the format of the specification.
 
 
 def format_log_lines(layer: LayerDecisions) -> tuple[str, ...]:
-    """The lines MindFormers users look for, recompute before swap."""
+    """Format the log lines of a layer as MindFormers does, recompute first."""
     at = f"at layer {layer.layer_index}"
     lines = []
     if layer.is_fully_recomputed:
@@ -102,5 +105,5 @@ def format_log_lines(layer: LayerDecisions) -> tuple[str, ...]:
 
 
 def _log_name(match: Match) -> str:
-    """The specification writes a dot before a name of one level."""
+    """Return the name with a leading dot if it has one level, as in the specification."""
     return f".{match.name}" if len(match.path) == 1 else match.name

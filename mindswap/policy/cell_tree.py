@@ -23,9 +23,9 @@ class CellNode:
     name: str  # attribute name in its parent; "" for the layer itself
     type_name: str  # class name, e.g. `LLamaAttention`, or primitive name, e.g. `MatMul`
     is_primitive: bool = False  # True for a primitive (it has no children)
-    children: tuple["CellNode", ...] = ()  # what the cell holds, cells and primitives, in order of definition
-    # False for a cell of which the model calls only methods (`attention.cal_attn` of TeleChat2), where that is known:
-    # MindSpore recomputes what the cell itself runs, which is then nothing
+    children: tuple["CellNode", ...] = ()  # child cells and primitives in order of definition
+    # False if the model calls only methods of the cell (`attention.cal_attn` of TeleChat2), if known: MindSpore
+    # recomputes what `construct` of the cell runs, which is nothing in this case
     is_called: bool = True
     _hash: int = field(init=False, repr=False, compare=False)
 
@@ -34,22 +34,22 @@ class CellNode:
         object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:
-        """Found when it is made: trees are keys of what patterns match, which planners ask for thousands of times."""
+        """Return the precomputed hash: trees are cache keys that the planner looks up thousands of times."""
         return self._hash
 
     def walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], "CellNode"]]:
-        """Every node below this one with its path from here, parents first."""
+        """Yield all descendants with their paths relative to this node, parents first."""
         for child in self.children:
             path = (*prefix, child.name)
             yield path, child
             yield from child.walk(path)
 
     def primitives_by_cell_and_type(self) -> Mapping[tuple[str, str], Sequence[tuple[str, ...]]]:
-        """(Cell, type) -> paths of the primitives there, in order of definition; most often one."""
+        """Map (cell path, type) to the paths of such primitives in order of definition, usually one."""
         return _primitives_by_cell_and_type(self)
 
 
-@functools.lru_cache(maxsize=64)  # planners ask the few trees of a model thousands of times
+@functools.lru_cache(maxsize=64)  # the planner calls it thousands of times for few trees
 def _primitives_by_cell_and_type(layer: CellNode) -> Mapping[tuple[str, str], Sequence[tuple[str, ...]]]:
     found: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     for path, node in layer.walk():
@@ -63,41 +63,39 @@ class LayerTrees:
     """The layers of a model."""
 
     layers: tuple[CellNode, ...]  # one tree per layer; equal layers may be the same object
-    # for a primitive path in a layer (`attention.wq.matmul`), the paths of the primitives in the same layer that read
-    # its output in forward. Read from a compiled graph; empty where it is not known
+    # path of a primitive (`attention.wq.matmul`) -> paths of the primitives of the same layer that read its output in
+    # forward; from a compiled graph, empty if not known
     uses: dict[str, tuple[str, ...]]
-    source: str  # where the trees come from, for messages ("the real network", "table llama ...")
-    # tree of the layer of multi-token prediction, which has the number of the last layer; None without
+    source: str  # origin of the trees, for messages ("the real network", "table llama ...")
+    # the layer for multi-token prediction, which has the index of the last layer; None without one
     mtp_layer: CellNode | None = None
 
 
-# Operator patterns against the tree of a layer.
+# Matching of operator patterns in the tree of a layer.
 #
-# As in MindFormers, a pattern is split at `\.`; each part is a regular expression that must match
-# the whole name on one level; the parts before the last name cells, the last one names a cell or
-# a primitive.
+# As in MindFormers, a pattern is split at `\.`. Each part is a regular expression that must match the full name on one
+# level: the last part that of a cell or primitive, the others those of cells.
 
 SEPARATOR = r"\."
 MAX_PATTERN_CHARS = 1000
 # Compiling nested groups with repeats takes twice as long for each level.
 MAX_NESTED_GROUPS = 10
-# One part against one attribute name takes microseconds; a pattern that needs longer is
-# backtracking without end.
+# Time limit of a match. Matching a part with a name takes microseconds; longer means catastrophic backtracking.
 PART_TIMEOUT_S = 0.2
 
 
 class PatternError(MindswapError):
-    """A pattern is not a regular expression, or matching it does not come to an end."""
+    """A pattern is not a valid regular expression, or matching it exceeds the time limit."""
 
     def __init__(self, pattern: str, reason: str):
         self.pattern = pattern
-        self.reason = reason  # in the words of the regex compiler
+        self.reason = reason  # message of the regex compiler
         super().__init__(f"'{pattern}': {reason}")
 
 
 @dataclass(frozen=True)
 class Match:
-    """One cell or primitive that a pattern names."""
+    """A cell or primitive that a pattern matches."""
 
     path: tuple[str, ...]  # attribute names from the layer down, e.g. `("attention", "flash_attention")`
     node: CellNode
@@ -109,23 +107,23 @@ class Match:
 
 
 def split_pattern(pattern: str) -> tuple[str, ...]:
-    r"""The parts of a pattern, one per level: `a\.b` gives `("a", "b")`."""
+    r"""Split a pattern into its parts, one per level: `a\.b` gives `("a", "b")`."""
     return tuple(pattern.split(SEPARATOR))
 
 
 def exact_pattern(path: str) -> str:
-    """The pattern that names exactly one operator path."""
+    """Return the pattern that matches exactly one path."""
     return SEPARATOR.join(regex.escape(part) for part in path.split("."))
 
 
 @functools.lru_cache(maxsize=4096)
 def is_within(path: str, cell: str) -> bool:
-    """True if a dotted path is that of a cell or of something in it; everything is in the layer, which is ""."""
+    """Return whether a dotted path is that of a cell or inside it; "" is the layer, which contains all paths."""
     return not cell or path == cell or path.startswith(f"{cell}.")
 
 
 def compile_part(part: str) -> regex.Pattern:
-    """One part of a pattern, compiled.
+    """Compile one part of a pattern.
 
     Raises:
         PatternError: if it is too long or no regular expression.
@@ -141,14 +139,14 @@ def compile_part(part: str) -> regex.Pattern:
 
 
 def _group_depth(part: str) -> int:
-    """Number of nested parentheses; one in a class of characters counts as well."""
+    """Return the nesting depth of parentheses; those in character classes count as well."""
     signs = ({"(": 1, ")": -1}.get(token, 0) for token in regex.findall(r"\\.|.", part, regex.DOTALL))
     return max(itertools.accumulate(signs), default=0)
 
 
 @functools.lru_cache(maxsize=65536)
 def is_match(part: str, name: str) -> bool:
-    """True if a part of a pattern matches the whole name.
+    """Return whether a part of a pattern matches a full name.
 
     Raises:
         PatternError: if it is not a regular expression, or backtracks without end.
@@ -161,7 +159,7 @@ def is_match(part: str, name: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def match_pattern(pattern: str, layer: CellNode) -> tuple[Match, ...]:
-    """Every cell and primitive of `layer` that `pattern` (as `op_name`) names, in order of definition.
+    """Return the cells and primitives of `layer` that `pattern` (an `op_name`) matches, in order of definition.
 
     Raises:
         PatternError: if a part is not a regular expression, or backtracks without end.
@@ -183,12 +181,12 @@ def _match_parts(parts: Sequence[str], node: CellNode, path: tuple[str, ...]) ->
             yield from _match_parts(parts[1:], child, child_path)
 
 
-# Trees of known model families, from tables that were made with the real MindFormers. They serve where MindFormers is
-# not installed (a login node) or too slow to build the network.
+# Trees of known model families, from tables that were generated with MindFormers, for use where it is not installed (a
+# login node) or building the network takes too long.
 
 
 def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTrees | None:
-    """The layers of a model by the `model` section of its configuration; None if no variant of a table fits it."""
+    """Look up the layers of a model by the `model` section of its configuration; None if no table has it."""
     names = _architecture_names(model_section)
     model_config = _mapping(model_section.get("model_config"))
     for table in _tables():
@@ -212,7 +210,7 @@ def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTre
 
 
 def _read_mtp_layer(table: dict[str, Any], config: dict[str, Any], layers: tuple[CellNode, ...]) -> CellNode | None:
-    """The layer of multi-token prediction, around one like the last; as in MindFormers there is none or one."""
+    """Return the layer for multi-token prediction, which wraps a layer like the last one; None without one."""
     if "prediction" not in table or not layers:
         return None
     keys, default, tree = (table["prediction"][name] for name in ("keys", "default", "tree"))
@@ -233,7 +231,7 @@ def _tables() -> tuple[dict[str, Any], ...]:
 
 
 def _tree(cells: dict[str, str], kind: str, name: str = "") -> CellNode:
-    """A cell of a table, which has every kind of cell once, with its children by name.
+    """Build the tree of a cell from a table, which has each kind of cell once, with its children by name.
 
     `norm:RmsNorm attention=LLamaAttention/2` are two children, a primitive and a cell; behind `/` is the number of the
     kind, where a class has several.
@@ -246,7 +244,7 @@ def _tree(cells: dict[str, str], kind: str, name: str = "") -> CellNode:
 
 
 def _architecture_names(model_section: dict[str, Any]) -> set[str]:
-    """Every name the configuration gives its model: legacy `arch.type`, newer `architectures`, `model_type`."""
+    """Return all names of the model: legacy `arch.type`, newer `architectures`, `model_type`."""
     model_config = _mapping(model_section.get("model_config"))
     names = [_mapping(model_section.get("arch")).get("type"), model_config.get("model_type")]
     architectures = model_config.get("architectures")

@@ -1,4 +1,4 @@
-"""Operators that the patterns of a policy name, worked out once per pattern and kind of layer.
+"""Operators that the patterns of a policy match, computed once per pattern and layer class.
 
 An operator is a leaf of the tree: a primitive, or a cell that holds neither cells nor primitives.
 """
@@ -15,7 +15,14 @@ from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, Po
 
 
 class Coverage:
-    """Patterns against the layers of one model. Layers with equal trees are one kind."""
+    """Matches of patterns in the layers of one model. Layers with equal trees are one layer class.
+
+    Attributes:
+        trees: the layers of the model.
+        num_layers: number of layers.
+        layer_class_of: layer index -> index of its class.
+        layer_classes: the distinct trees.
+    """
 
     def __init__(self, trees: LayerTrees):
         self.trees = trees
@@ -28,18 +35,18 @@ class Coverage:
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        r"""Every path that a pattern can name, written with `\.`, in order of definition."""
+        r"""All paths that a pattern can match, written with `\.`, in order of definition."""
         names = (r"\.".join(path) for tree in self.layer_classes for path, _ in tree.walk())
         return tuple(dict.fromkeys(names))
 
     def error(self, pattern: str) -> PatternError | None:
-        """Reason for which a pattern cannot be matched; None if it can."""
+        """Return the error of an invalid pattern; None if it is valid."""
         for layer_class in range(len(self.layer_classes)):
             self.matches(pattern, layer_class)
         return self._errors.get(pattern)
 
     def matches(self, pattern: str, layer_class: int) -> tuple[Match, ...]:
-        """Parts that a pattern names in one kind of layer; none if it is not a usable regular expression."""
+        """Return the matches of a pattern in a layer class; empty if the pattern is invalid."""
         if pattern not in self._errors:
             try:
                 return match_pattern(pattern, self.layer_classes[layer_class])
@@ -48,24 +55,24 @@ class Coverage:
         return ()
 
     def matches_mtp_layer(self, pattern: str) -> bool:
-        """True if a pattern names something of the layer of multi-token prediction."""
+        """Return whether a pattern matches in the layer for multi-token prediction."""
         return self.trees.mtp_layer is not None and bool(match_pattern(pattern, self.trees.mtp_layer))
 
     def operators(self, pattern: str | None, layer_class: int) -> frozenset[str]:
-        """The operators below what a pattern names; None stands for the whole layer."""
+        """Return the operators inside the matches of a pattern; None matches the full layer."""
         key = (pattern, layer_class)
         if key not in self._operators:
             self._operators[key] = frozenset().union(*self.operators_by_match(pattern, layer_class))
         return self._operators[key]
 
     def operators_by_match(self, pattern: str | None, layer_class: int) -> tuple[frozenset[str], ...]:
-        """The operators of each cell or operator that a pattern names; None stands for the whole layer."""
+        """Return the operators inside each match of a pattern; None matches the full layer."""
         named = [match.path for match in self.matches(pattern, layer_class)] if pattern is not None else [()]
         leaves = [path for path, node in self.layer_classes[layer_class].walk() if not node.children]
         return tuple(frozenset(".".join(path) for path in leaves if path[: len(start)] == start) for start in named)
 
     def layers_by_class(self, layers: Layers) -> dict[int, tuple[int, ...]]:
-        """The layers of a set, by kind; layers the model does not have are left out."""
+        """Group layers by class; indices outside of the model are dropped."""
         by_kind: dict[int, list[int]] = {}
         for index in layers.resolve(self.num_layers):
             if 0 <= index < self.num_layers:
@@ -75,7 +82,7 @@ class Coverage:
     def shared_operators(
         self, left: str | None, right: str | None, layers: Layers
     ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Overlap of two patterns: the layers out of `layers`, and the operators in them."""
+        """Return the layers of `layers` in which two patterns share operators, and these operators."""
         shared_layers: list[int] = []
         shared: set[str] = set()
         for layer_class, indices in self.layers_by_class(layers).items():
@@ -86,16 +93,16 @@ class Coverage:
         return tuple(sorted(shared_layers)), tuple(sorted(shared))
 
 
-# Baseline policies, by name: what a policy or a plan is compared with.
+# Named baseline policies, for comparison with a policy or plan.
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A setting that treats all layers alike."""
+    """A policy with the same settings in all layers."""
 
-    title: str  # in tables
-    meaning: str  # as one would write it
-    policy: Callable[[Sequence[CellNode]], Policy]  # for the trees of all kinds of layers
+    title: str  # name in tables
+    meaning: str  # settings in words
+    policy: Callable[[Sequence[CellNode]], Policy]  # returns the policy for the trees of all layer classes
 
 
 def _always(**fields: Any) -> Callable[[Sequence[CellNode]], Policy]:
@@ -104,7 +111,7 @@ def _always(**fields: Any) -> Callable[[Sequence[CellNode]], Policy]:
 
 
 def _select_recompute(trees: Sequence[CellNode]) -> Policy:
-    """Of the operators for legacy and for newer models those that the model has."""
+    """Return select recompute of the default operators, of legacy or newer models, that the model has."""
     known = (*default_operators("select_recompute", True), *default_operators("select_recompute", False))
     patterns = [pattern for pattern in known if any(match_pattern(pattern, tree) for tree in trees)]
     return Policy(
@@ -136,7 +143,7 @@ BASELINES: Mapping[str, Baseline] = {
 
 
 def baseline_policy(name: str, trees: Sequence[CellNode]) -> Policy:
-    """The policy of a baseline for the trees of all kinds of layers that the model has.
+    """Return the policy of a baseline for a model, given the trees of its layer classes.
 
     Raises:
         MindswapError: if there is no such baseline.

@@ -1,4 +1,4 @@
-"""Two policies layer by layer, operator by operator: the judge of every conversion."""
+"""Comparison of two policies by operator, and transformations of policies and configurations."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from mindswap.policy.wording import format_names
 
 
 def first_recompute_difference(before: Policy, after: Policy, num_layers: int, trees: LayerTrees | None) -> str:
-    """First difference in recompute of two policies, in words; "" where they agree.
+    """Return the first difference in recompute of two policies in words; "" if they agree.
 
     Args:
         before: with swap on, or from `as_applied`.
@@ -44,7 +44,7 @@ def first_recompute_difference(before: Policy, after: Policy, num_layers: int, t
 
 
 def map_layers(policy: Policy, change: Callable[[Layers], Layers], options: Iterable[str] = ENTRY_FIELDS) -> Policy:
-    """The policy with every set of layers changed: of recompute, and of the entries of some options."""
+    """Return the policy with a function applied to all its layer sets, of recompute and of entries of `options`."""
     entries: dict[str, Any] = {
         option: tuple(replace(entry, layers=change(entry.layers)) for entry in getattr(policy, option))
         for option in options
@@ -53,13 +53,15 @@ def map_layers(policy: Policy, change: Callable[[Layers], Layers], options: Iter
     return replace(policy, layer_recompute=whole, output_recompute=output, **entries)
 
 
-# A policy for a model with fewer layers: each layer that is left does what the layer did that it stands for.
+# Policies for truncated models: each layer has the settings of the layer of the full model that it represents.
 
 
 def retained_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:
-    """Layers of the whole model that the layers of the cut one stand for: the first, the last, evenly between.
+    """Choose the layers of the full model that a truncated one represents: first, last, and evenly between.
 
-    Of 32 layers, 4 stand for 0, 10, 21 and 31.
+    Example:
+        >>> retained_layers(32, 4)
+        (0, 10, 21, 31)
     """
     if num_kept == 1:
         return (0,)
@@ -67,7 +69,7 @@ def retained_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:
 
 
 def truncated_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
-    """The policy for the layers that are left, of which each stands for one of `kept`; entries without a layer go."""
+    """Return the policy of a truncated model whose layers represent `kept`; entries without layers are dropped."""
 
     def truncate(layers: Layers) -> Layers:
         if layers.indices is None:
@@ -79,18 +81,21 @@ def truncated_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
     return replace(changed, **left)
 
 
-# A policy -> the sections of a configuration that say it.
+# Sections of a configuration for a policy.
 
 
 def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) -> dict[str, dict[str, Any]]:
-    """The sections of a policy, as they are written into a configuration; all layers become True.
+    """Return the sections of a policy for a configuration; select options of all layers become True.
 
-    Keys of recompute_config with their default are left out where the file does not have them. With swap disabled
-    nothing is recomputed.
+    Args:
+        policy: the policy; with swap disabled, recompute is disabled as well.
+        data: the configuration as plain data. Keys of `recompute_config` with their default value are added only if
+            the configuration has them.
+        num_layers: layers of the model.
     """
-    whole = Layers(range(num_layers))
-    short = map_layers(policy, lambda layers: ALL_LAYERS if layers == whole else layers, SELECT_OPTIONS)
-    config = short.to_config()
+    all_layers = Layers(range(num_layers))
+    compact = map_layers(policy, lambda layers: ALL_LAYERS if layers == all_layers else layers, SELECT_OPTIONS)
+    config = compact.to_config()
     sections = {"swap_config": config["swap_config"]}
     present = data.get("recompute_config") or {}
     defaults = {"recompute": None, **dict.fromkeys(SELECT_OPTIONS, False), **RECOMPUTE_FLAGS}
@@ -100,33 +105,36 @@ def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) ->
         recompute = {key: value or False for key, value in defaults.items() if key in present}
     if recompute or present:
         sections["recompute_config"] = recompute
-    own = {key: value for key, value in (data.get("mindswap") or {}).items() if key != "output_recompute"}
-    own |= config.get("mindswap", {})
-    if own or data.get("mindswap"):
-        sections["mindswap"] = own
+    mindswap_section = {key: value for key, value in (data.get("mindswap") or {}).items() if key != "output_recompute"}
+    mindswap_section |= config.get("mindswap", {})
+    if mindswap_section or data.get("mindswap"):
+        sections["mindswap"] = mindswap_section
     return sections
 
 
-# What else has to change in a configuration in which swap gets enabled.
+# Other changes of a configuration that enables swap.
 
 LEVEL_KEY = "memory_optimize_level"
 
 
-def rewrite_for_swap(text: str, own: Document, whole: Document) -> str:
-    """The text of a file with `context.memory_optimize_level` as swap needs it, and a comment that says so.
+def rewrite_for_swap(text: str, file_document: Document, merged: Document) -> str:
+    """Return the text of a file with the value of `context.memory_optimize_level` that swap needs, with a comment.
 
-    The file says itself what is in `own`; `whole` has what it is based on, too.
+    Args:
+        text: text of the file.
+        file_document: the content of the file alone.
+        merged: the configuration with the file that it is based on.
     """
-    node = whole.get("context", LEVEL_KEY)
-    if not _blocks_swap(whole) or node is None:
+    node = merged.get("context", LEVEL_KEY)
+    if not _blocks_swap(merged) or node is None:
         return text
-    context = own.data().get("context") or {}
+    context = file_document.data().get("context") or {}
     comment = f"swap needs {LEVEL_KEY} O0; it was {show(node)}"
-    return rewrite_section(text, "context", {**context, LEVEL_KEY: "O0"}, comment, own.file)
+    return rewrite_section(text, "context", {**context, LEVEL_KEY: "O0"}, comment, file_document.file)
 
 
 def with_swap_enabled(document: Document) -> Document:
-    """The configuration with nothing but swap enabled, values at their places: to see whether a plan can be written."""
+    """Return the configuration with only swap enabled and locations kept, to check whether a plan can be written."""
     data = document.data()
     changed = {**data, "swap_config": {"swap": True, "op_swap": []}, "recompute_config": {}}
     if _blocks_swap(document):

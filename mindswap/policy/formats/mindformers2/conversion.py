@@ -18,46 +18,58 @@ from mindswap.policy.wording import index_runs, name_indices
 
 @dataclass(frozen=True)
 class Swapped:
-    """Swaps that the other form shall have."""
+    """Swap settings for the other version.
 
-    whole: tuple[int, ...]  # layers that are swapped as a whole
-    paths: Mapping[str, tuple[int, ...]]  # dotted path -> layers in which it is named
+    Attributes:
+        whole: layers with `layer_swap`.
+        paths: dotted path of an `op_swap` entry -> its layers.
+    """
+
+    whole: tuple[int, ...]
+    paths: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class ConvertedSettings:
-    """Settings in the other form."""
+    """Settings of the other version.
 
-    sections: dict[str, dict[str, Any]]  # top-level sections as plain data
-    lost: tuple[str, ...]  # what the other form cannot say, or says in another way, in words
-    by: str = "by name"  # how it was found, in words
+    Attributes:
+        sections: top-level sections as plain data.
+        lost: settings that cannot be expressed, or only with another meaning, in words.
+        by: method of the conversion in words: by name or by tensor.
+    """
+
+    sections: dict[str, dict[str, Any]]
+    lost: tuple[str, ...]
+    by: str = "by name"
 
 
 def to_2x(
     policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: LayerNames = LayerNames(),  # noqa: B008 frozen
     by_tensor: Callable[[int], Swapped] | None = None, source: str = "assumed",
 ) -> ConvertedSettings:  # fmt: skip
-    """A policy of MindFormers 1.9 in the sections of 2.x.
+    """Convert a policy of MindFormers 1.9 to sections of 2.x.
 
     Args:
-        policy: what 1.9 does.
-        num_layers: of the model.
-        num_stages: of the pipeline.
+        policy: the policy of 1.9.
+        num_layers: layers of the model.
+        num_stages: pipeline stages; 2.x does not swap with more than one.
         num_layer_ops: operators of a layer in backward, to convert the prefetch distance.
-        source: where that number is from, in words.
-        names: what is known of the layers of both versions.
-        by_tensor: given how many of the first layers can be swapped, what moves the tensors of the policy.
+        source: origin of that number in words.
+        names: layers of both versions, to map names.
+        by_tensor: returns swap settings that offload the same tensors, given the number of leading layers that 2.x can
+            swap; None maps names.
     """
     lost: list[str] = []
-    told = f"({source}: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
-    sections = {"swap": _swap_2x(policy, num_layers, num_stages, num_layer_ops, names, lost, by_tensor, told)}
+    origin = f"({source}: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
+    sections = {"swap": _swap_2x(policy, num_layers, num_stages, num_layer_ops, names, lost, by_tensor, origin)}
     sections |= _recompute_2x(policy, num_layers, names, lost)
     return ConvertedSettings(sections, tuple(lost))
 
 
 def _swap_2x(
     policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: LayerNames, lost: list[str],
-    by_tensor: Callable[[int], Swapped] | None, told: str,
+    by_tensor: Callable[[int], Swapped] | None, origin: str,
 ) -> dict[str, Any]:  # fmt: skip
     entries: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
     if not policy.is_swap_enabled or not entries:
@@ -67,23 +79,23 @@ def _swap_2x(
         return {"enable": False}
     distances = sorted({entry.prefetch for entry in entries})
     if len(distances) > 1:
-        said = ", ".join(map(str, distances))
-        lost.append(f"the distances of the entries ({said}): one default_prefetch holds for all")
+        listed = ", ".join(map(str, distances))
+        lost.append(f"the distances of the entries ({listed}): one default_prefetch holds for all")
     prefetch = min(-(-distances[-1] // num_layer_ops), max(num_layers - 1, 1))
-    lost.append(f"the unit of the distance: {distances[-1]} operators became {prefetch} layer(s) {told}")
-    # What is recomputed is not swapped in graph mode; in 2.x its input would be.
+    lost.append(f"the unit of the distance: {distances[-1]} operators became {prefetch} layer(s) {origin}")
+    # Graph mode does not swap recomputed layers; 2.x would swap their inputs.
     recomputed = set(policy.layer_recompute.resolve(num_layers))
     beyond: set[int] = set()
 
-    def layers(given: Layers) -> list[int]:
-        asked = [index for index in given.resolve(num_layers) if index not in recomputed]
-        beyond.update(index for index in asked if index + prefetch >= num_layers)
-        return [index for index in asked if index + prefetch < num_layers]
+    def swappable(layers: Layers) -> list[int]:
+        indices = [index for index in layers.resolve(num_layers) if index not in recomputed]
+        beyond.update(index for index in indices if index + prefetch >= num_layers)
+        return [index for index in indices if index + prefetch < num_layers]
 
-    whole = sorted({index for entry in policy.layer_swap for index in layers(entry.layers)})
+    whole = sorted({index for entry in policy.layer_swap for index in swappable(entry.layers)})
     by_pattern: dict[str, set[int]] = {}
     for entry in policy.op_swap:
-        found = layers(entry.layers)
+        found = swappable(entry.layers)
         for pattern in patterns_to_2x(entry.pattern, names, lost) if by_tensor is None else ():
             by_pattern.setdefault(pattern, set()).update(found)
     if by_tensor is not None:
@@ -148,14 +160,14 @@ def to_1_9(
     by_tensor: Swapped | None = None,
     source: str = "assumed",
 ) -> ConvertedSettings:
-    """Settings of MindFormers 2.x in the sections of 1.9; what 2.x drops is not converted.
+    """Convert settings of MindFormers 2.x to sections of 1.9. Entries that 2.x ignores are not converted.
 
     Args:
-        effect: what 2.x makes of them.
+        effect: the effect of the settings in 2.x.
         num_layer_ops: operators of a layer in backward, to convert the prefetch distance.
-        source: where that number is from, in words.
-        use_legacy: names of the legacy models, such as `feed_forward`.
-        by_tensor: what moves the tensors that 2.x moves.
+        source: origin of that number in words.
+        use_legacy: use names of the legacy models, such as `feed_forward`.
+        by_tensor: swap settings that offload the same tensors as 2.x; None maps names.
     """
     settings, lost = effect.settings, []
     prefetch = (settings.prefetch or 1) * num_layer_ops
@@ -201,7 +213,7 @@ def to_1_9(
 
 
 def _names_1_9(layer_map: LayerMap, use_legacy: bool, lost: list[str]) -> dict[str, list[int]]:
-    """Layers by pattern of 1.9."""
+    """Return the layers of each pattern of 1.9."""
     found: dict[str, list[int]] = {}
     for layer, paths in layer_map.items():
         for path in paths:
