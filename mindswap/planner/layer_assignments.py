@@ -1,4 +1,4 @@
-"""Meaning of a row of a choice for its layer: names, a block, its worth; and the policy of all rows."""
+"""What the decisions of a layer mean: operator names, the compiled block, its cost; and the policy of all layers."""
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
@@ -17,7 +17,7 @@ from mindswap.simulator.step_model import StepModel
 
 
 class LayerAssignments:
-    """Meaning of a row of a choice for its layer: operator names, and the block that comes of it.
+    """Translates decisions, int64 of shape (num_groups,), of a layer into operator names, blocks and costs; cached.
 
     Args:
         model: the step.
@@ -36,28 +36,28 @@ class LayerAssignments:
         self._idle: dict[tuple[int, bytes], frozenset[str]] = {}
 
     def recompute(self, layer_index: int, decisions: np.ndarray) -> Policy:
-        """Recompute of a row, as a policy."""
+        """Return a policy with the recompute entries of the decisions."""
         found = np.flatnonzero(decisions < KEEP).tolist()
         return recompute_policy([(self.catalog.group(layer_index, i), -int(decisions[i])) for i in found])
 
     def recomputed_names(self, layer_index: int, decisions: np.ndarray) -> tuple[str, ...]:
-        """Cells and operators that are recomputed; `ALL_OPERATORS` for the whole layer."""
+        """Return the recomputed cells and operators; `ALL_OPERATORS` for the whole layer."""
         found = np.flatnonzero(decisions < KEEP).tolist()
         named = [recomputed_names_of(self.catalog.group(layer_index, i), -int(decisions[i])) for i in found]
         return tuple(dict.fromkeys(name for names in named for name in names))
 
     def ineffective_names(self, layer_index: int, decisions: np.ndarray) -> IneffectiveNames:
-        """Names in a row without effect: no plan has them."""
+        """Return the names whose swap or recompute would have no effect; policies leave them out."""
         if decisions[0] < KEEP:
             return NO_INEFFECTIVE_NAMES
         named = self._named(layer_index, decisions)
         return self.effect_predictor.ineffective_names(layer_index, self.recompute(layer_index, decisions), named)
 
     def _swaps(self, layer_index: int, decisions: np.ndarray) -> dict[str, int]:
-        """Names to swap that have an effect -> distance; without items that recomputed operators use.
+        """Return the operator names whose swap has an effect, with their prefetch distances.
 
-        What has no effect has none whatever else is swapped: that is asked once beside what the row recomputes, of
-        all that it leaves. A policy asks for its very row.
+        Whether a swap has an effect depends on what is recomputed, not on the other swaps, so the prediction is made
+        once for each set of recomputed names with everything else swapped. `policy` predicts its exact decisions.
         """
         named, key = (
             self._named(layer_index, decisions),
@@ -71,9 +71,10 @@ class LayerAssignments:
         return {name: distance for name, distance in named.items() if name not in self._idle[key]}
 
     def _named(self, layer_index: int, decisions: np.ndarray) -> dict[str, int]:
-        """Names to swap that hold something -> distance; without items that recomputed operators use.
+        """Return the names to swap under which backward holds a tensor, with their prefetch distances.
 
-        Equal operators are one only under one setting, so names of one have one distance, the largest.
+        Groups that recomputed operators use are left out. The compiler merges equal operators only if their settings
+        are equal, so all names of a merged operator get the largest distance.
         """
         named: dict[str, int] = {}
         for i, names, is_idle in self._swapped(layer_index, decisions):
@@ -85,7 +86,7 @@ class LayerAssignments:
         return named
 
     def _swapped(self, layer_index: int, decisions: np.ndarray) -> Iterator[tuple[int, set[str], bool]]:
-        """Each swapped item: its names under which backward holds something, and whether it is swapped for nothing."""
+        """Yield each swapped group: index, names under which backward holds it, whether its swap has no effect."""
         swapped = np.flatnonzero(decisions > KEEP).tolist()
         if not swapped:
             return
@@ -104,7 +105,7 @@ class LayerAssignments:
             yield i, names, bool(coupled_swaps(uses, names, recomputed))
 
     def policy(self, assignment: np.ndarray) -> Policy:
-        """The policy of a choice for all layers of the model."""
+        """Return the policy of an assignment, int64 of shape (num_layers, num_groups), for all layers of the model."""
         whole: list[int] = []
         swaps: dict[tuple[str, int], list[int]] = {}
         again: dict[str, list[int]] = {}
@@ -133,7 +134,7 @@ class LayerAssignments:
         )
 
     def effective(self, layer_index: int, decisions: np.ndarray) -> np.ndarray:
-        """A row without the items that it would swap for nothing, of which its policy names none."""
+        """Return the decisions with `KEEP` in place of swaps without effect, as in the policy."""
         found = decisions.copy()
         if (decisions > KEEP).any() and decisions[0] == KEEP:
             faulty = self.ineffective_names(layer_index, decisions).swap
@@ -143,21 +144,21 @@ class LayerAssignments:
         return found
 
     def keeper_names(self, layer_index: int, decisions: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
-        """By label of a tensor, the names under which it is held beside what the row recomputes."""
+        """Return, by tensor label, the names under which backward holds it given the recompute of the decisions."""
         key = (self.catalog.kinds[layer_index], np.minimum(decisions, KEEP).tobytes())
         if key not in self._keepers:
             self._keepers[key] = self.model.keeper_names(self.recompute(layer_index, decisions), layer_index)
         return self._keepers[key]
 
     def block(self, layer_index: int, decisions: np.ndarray) -> Block:
-        """The layer with what the row recomputes and swaps."""
+        """Return the compiled block of the layer with its recompute and swap."""
         key = (self.catalog.kinds[layer_index], decisions.tobytes())
         if key not in self._blocks:
             self._blocks[key] = self._make_block(layer_index, decisions)
         return self._blocks[key]
 
     def assignment_cost(self, layer_index: int, decisions: np.ndarray) -> AssignmentCost:
-        """Worth of a row, from its block."""
+        """Return the cost of the decisions, from the compiled block."""
         near = np.minimum(decisions, 1)
         key = (self.catalog.kinds[layer_index], near.tobytes())
         if key not in self._assignment_cost:
@@ -177,17 +178,17 @@ class LayerAssignments:
             distances = [[named.get(name) for name in names] for names in holders]
             if not self.model.captured.has_all_tags:
                 distances = [[max((d for d in group if d is not None), default=None)] for group in distances]
-            # Equal operators under one setting are one, and so is their copy.
+            # Operators merged by the compiler share one copy.
             moved = [distance for group in distances for distance in dict.fromkeys(group) if distance is not None]
             if moved:
                 copies[label] = (max(moved), len(moved), any(None in group for group in distances))
-        # Where names are of several tensors without any recompute, they are with it, and it need not be read alone.
+        # If labels are ambiguous without recompute they are ambiguous with it, so that block is not needed.
         if _is_plain(self.block(layer_index, np.zeros_like(decisions)), copies, is_saved=False):
             block = self.model.layer_block(recompute, layer_index)
             if _is_plain(block, copies):
                 return block.with_copies(copies)
-        # Which of the tensors of one name move, and which never come back, the compiler decides; which operators are
-        # one, too, by what is equal. So distances are numbered, and rows with others are the same compiled step.
+        # Otherwise the rewritten graph decides which tensors of a name are copied and which operators are merged. That
+        # depends only on which distances are equal, so they are replaced by their ranks and the block is shared.
         numbers = number_distances(named.values(), self._fixed_distances)
         entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, numbers[named[name]]) for name in sorted(named))
         block = self.model.layer_block(replace(recompute, op_swap=entries), layer_index)
@@ -195,9 +196,9 @@ class LayerAssignments:
 
 
 def number_distances(distances: Iterable[int], fixed: Collection[int]) -> dict[int, int]:
-    """A number for each prefetch distance, in their order; fixed distances are their own numbers.
+    """Map each prefetch distance to its rank; distances of fixed entries keep their value.
 
-    Between two fixed ones they are as small as they can be, so that sets of as many distances are the same.
+    Ranks between two fixed distances are as small as possible, so that sets of equal size get the same ranks.
     """
     numbers: dict[int, int] = {}
     number = 0
@@ -208,14 +209,14 @@ def number_distances(distances: Iterable[int], fixed: Collection[int]) -> dict[i
 
 
 def _is_plain(block: Block, labels: Container[Label], is_saved: bool = True) -> bool:
-    """Each of the labels is that of a single tensor of forward, which backward reads if it has to be saved."""
+    """Return whether each label is that of a single forward tensor, which backward reads if `is_saved`."""
     named = [tensor for tensor in block.tensors if tensor.is_forward and tensor.label in labels]
     are_read = all(tensor.role is not None or tensor.uses.first_backward != NO_OP for tensor in named)
     return (are_read or not is_saved) and len(named) == len({tensor.label for tensor in named})
 
 
 def _assignment_cost(model: StepModel, unheld_roles: Set[Role], plain: Block, block: Block) -> AssignmentCost:
-    """Worth of a block beside that of the same layer without any policy, but for what is pinned in both.
+    """Return the cost of a block relative to the same layer with the pinned decisions only.
 
     `unheld_roles` is from `find_unheld_roles`.
     """
@@ -229,7 +230,7 @@ def _assignment_cost(model: StepModel, unheld_roles: Set[Role], plain: Block, bl
 
 
 def _copies(model: StepModel, block: Block) -> tuple[int, int, int]:
-    """Of what is swapped: bytes that leave the device, time on the slower link, bytes on the host."""
+    """Return, for swapped tensors: device bytes freed, copy time of the slower direction, host bytes."""
     moved = [
         tensor
         for tensor in block.tensors

@@ -1,4 +1,4 @@
-"""The plans of a model: whatever was made for any budget is a candidate for every other."""
+"""A cache of plans by budget: each plan made for one budget is a candidate for every other."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -14,21 +14,21 @@ from mindswap.planner.stages import MIN_REPAIR, StageSolver
 from mindswap.policy.model import Policy
 from mindswap.simulator.step_model import StepModel
 
-# What is above the bound by no more than this part is not looked further for: the simulator is no better than that.
+# A plan within 1/200 of the lower bound ends the search: the simulator is no more accurate than that.
 ENOUGH_PART = 200
-# A plan that is above that by more than this part, above the bound by 3 %, is looked for within neighbouring budgets,
-# too. Next to the least memory a search misses a few percent, for one budget and not for the next.
+# A plan that is another 1/40 slower (3 % above the bound) is also searched for at neighbouring budgets: close to the
+# minimum memory a search may miss a few percent at one budget and not at the next.
 FAR_PART = 40
-# These budgets, in thousandths of the one that was asked: with what fits in less, and what to mix it with.
+# The neighbouring budgets, in thousandths: one that fits as well, and one to combine it with.
 NEARBY_PERMILLE = (995, 1010)
-# Neighbours of a budget that are mixed: the fastest plans that fit, and the nearest ones for more memory.
+# Number of plans that are combined: the fastest that fit, and the closest ones that need more memory.
 NUM_NEIGHBOURS = 2
-# Tries to make a mix fit that is over its budget only in the whole step.
+# Attempts to make a combination fit that exceeds the budget on the whole step only.
 NUM_TRIES = 3
 
 
 class PlanCache:
-    """Plans of one model under the same rules.
+    """Plans of one model by budget, under equal host memory, permissions and switches.
 
     Args:
         problem: all but the budget counts.
@@ -56,14 +56,14 @@ class PlanCache:
 
     @property
     def num_evaluations(self) -> int:
-        """Simulations made."""
+        """Number of simulations."""
         return self.solver.num_evaluations
 
     def best(self, budget_bytes: int) -> Candidate:
-        """The fastest plan that is found within a budget; or what comes nearest.
+        """Return the fastest plan found within a budget, or the closest one if none fits.
 
-        Looked at are the plans known, a new one for this very budget, those for budgets beside it where that is far
-        above the bound, and mixes of these; no further where one is close to the bound.
+        Candidates are, in this order, the cached plans, a new plan for the budget, plans for neighbouring budgets if
+        that is far above the lower bound, and combinations of these. The search ends once one is close to the bound.
         """
         enough_ns = self._enough_ns(budget_bytes)
         best = self._fastest(budget_bytes, self.evaluated)
@@ -78,19 +78,19 @@ class PlanCache:
                     candidate = self._solve(nearby_bytes, self._enough_ns(nearby_bytes))
                     best = min(best, candidate, *self.evaluated, key=lambda one: one.rank(budget_bytes))
             return best if self._is_enough(best, enough_ns) else self._mixed(best, budget_bytes)
-        # The least is there for every budget; what came nearer to this one may not be for another.
+        # The plan of least memory is the same for every budget; another plan that came closer may depend on the order.
         nearest = self.min_memory if self.min_memory is not None and self.min_memory.is_on_host else self.nearest
         if nearest is None:
             raise AssertionError("no plan was made")
         return nearest
 
     def bound_ns(self, budget_bytes: int) -> int | None:
-        """Step time that hardly a policy within a budget beats, none but by chance; None if none can be within it."""
+        """Return the lower bound of the step time, at least that of keeping everything; None if no policy fits."""
         bound_ns = min_step_ns(self.bound_inputs, budget_bytes, self.problem.host_bytes_per_card, self.problem.allow)
         return None if bound_ns is None else max(bound_ns, self.keep.step_time_ns)
 
     def _enough_ns(self, budget_bytes: int) -> int:
-        """Step time that needs no further look; 0 where no bound is known."""
+        """Return the step time at which the search may end; 0 without a bound."""
         bound_ns = self.bound_ns(budget_bytes) or 0
         return bound_ns + bound_ns // ENOUGH_PART
 
@@ -102,7 +102,7 @@ class PlanCache:
         return min((one for one in candidates if one.fits(budget_bytes)), key=_time_of, default=None)
 
     def _solve(self, budget_bytes: int, enough_ns: int = 0) -> Candidate:
-        """A plan of the solver, made once more with less where the whole step is a little over its budget."""
+        """Solve for a budget; solve once more for a smaller one if the whole step slightly exceeds it."""
         solver, extra_ns = self.solver, enough_ns - self.keep.step_time_ns
         candidate = self._replay(solver.effective(solver.solve(budget_bytes, extra_ns)))
         excess_bytes = candidate.peak_bytes - budget_bytes
@@ -113,7 +113,7 @@ class PlanCache:
         return min(candidate, repaired, key=lambda candidate: candidate.rank(budget_bytes))
 
     def _solve_min_memory(self) -> Candidate:
-        """The least memory that is found."""
+        """Return the plan with the least memory found."""
         if self.min_memory is None:
             candidate = self._solve(0)
             if self.progress.is_stopped:
@@ -122,7 +122,7 @@ class PlanCache:
         return self.min_memory
 
     def _mixed(self, best: Candidate, budget_bytes: int) -> Candidate:
-        """The best of a plan and of mixes of what fits with what is faster and needs more."""
+        """Combine plans that fit with faster ones that need more memory; return the best."""
         low_memory = [one for one in self.evaluated if one.fits(budget_bytes)]
         high_memory = [one for one in self.evaluated if one.is_on_host and not one.fits(budget_bytes)]
         nearest = sorted(high_memory, key=lambda one: one.peak_bytes)[:NUM_NEIGHBOURS]
@@ -132,7 +132,7 @@ class PlanCache:
         return best
 
     def _mix(self, low_memory: Candidate, high_memory: Candidate, budget_bytes: int) -> Candidate:
-        """The best mix of the layers of two plans for a budget, or the one that needs less."""
+        """Return the best combination of two plans for a budget, or the one that needs less memory."""
         if low_memory.assignment is None or high_memory.assignment is None:  # all that are known come from one
             raise AssertionError("a plan without its assignment")
         tried_bytes, best = budget_bytes, low_memory
@@ -145,7 +145,7 @@ class PlanCache:
         return best
 
     def _replay(self, assignment: np.ndarray) -> Candidate:
-        """A choice as it is on the whole step; remembered, if the search was not stopped meanwhile."""
+        """Evaluate an assignment on the whole step; cache it unless the search was stopped meanwhile."""
         policy = self.problem.with_switches(self.solver.layer_assignments.policy(assignment))
         candidate = Candidate.of(self.problem, policy, evaluate(self.problem, policy), assignment)
         if not self.progress.is_stopped:

@@ -1,6 +1,6 @@
-"""Choices of a solver, and their cost: one pipeline stage, its layers, their items.
+"""The problem that a solver sees: decisions for the layers of one pipeline stage, their costs, and their simulation.
 
-A choice is an integer array of shape (num_layers, num_items): `KEEP`, a positive number to swap with that
+An assignment is an integer array of shape (num_layers, num_groups): `KEEP`, a positive number to swap with that
 `backward_prefetch`, or a negative number, -w, to recompute in way w. A solver sees this and nothing of MindSpore.
 """
 
@@ -32,8 +32,8 @@ class DecisionCosts:
     # index 0, by recompute path p at index p; 0 if the decision is impossible
     freed_bytes: np.ndarray
     recompute_ns: np.ndarray  # int64, same shape: recompute time per micro-batch
-    copy_ns: np.ndarray  # int64, shape (num_layers, num_items): time on the link, the slower direction
-    num_in_flight: int = 1  # micro-batches whose activations are there at the peak
+    copy_ns: np.ndarray  # int64, shape (num_layers, num_groups): copy time, of the slower direction
+    num_in_flight: int = 1  # micro-batches whose activations are alive at the peak
     # bool, shape (num_layers, num_groups, 1 + num_recompute_paths, num_groups): if the first group is recomputed by a
     # path, swap of the second has no effect; False at index 0. Or a shape that broadcasts to this.
     conflicts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
@@ -44,65 +44,65 @@ class DecisionCosts:
 
     @property
     def num_layers(self) -> int:
-        """Layers to decide about."""
+        """Number of layers with decisions."""
         return self.freed_bytes.shape[0]
 
     @property
     def num_groups(self) -> int:
-        """Items of a layer."""
+        """Number of activation groups of a layer."""
         return self.freed_bytes.shape[1]
 
     def freed_bytes_of(self, assignment: np.ndarray) -> np.ndarray:
-        """Bytes that each decision of a choice frees, shape (num_layers, num_items)."""
+        """Return the bytes that each decision frees: int64, shape (num_layers, num_groups)."""
         return np.where(
             (assignment == KEEP) | self.is_ineffective(assignment), 0, _select_by_decision(self.freed_bytes, assignment)
         )
 
     def is_possible(self, assignment: np.ndarray) -> np.ndarray:
-        """Which decisions of a choice can be made here: bool, shape (num_layers, num_items)."""
+        """Return whether each decision is possible in its layer: bool, shape (num_layers, num_groups)."""
         return (assignment == KEEP) | (_select_by_decision(self.freed_bytes, assignment) > 0)
 
     def is_ineffective(self, assignment: np.ndarray) -> np.ndarray:
-        """Swaps that take no effect beside what is recomputed: bool, shape (num_layers, num_items)."""
+        """Return which swaps have no effect together with the recompute: bool, shape (num_layers, num_groups)."""
         layers, groups = np.ogrid[: self.num_layers, : self.num_groups]
         return (assignment > KEEP) & self.all_conflicts[layers, groups, np.maximum(-assignment, 0)].any(axis=1)
 
     def swapped_recompute_inputs(self, decisions: np.ndarray, layer: int) -> np.ndarray:
-        """Swaps of a row of a layer that what it recomputes reads: bool, shape (num_items,)."""
+        """Return which swapped groups of a layer its recomputed operators read: bool, shape (num_groups,)."""
         reads = np.broadcast_to(self.reads, self.all_conflicts.shape)[layer]
         return (decisions > KEEP) & reads[np.arange(self.num_groups), np.maximum(-decisions, 0)].any(axis=0)
 
     @property
     def all_conflicts(self) -> np.ndarray:
-        """`conflicts` in its full shape."""
+        """`conflicts`, broadcast to its full shape."""
         return np.broadcast_to(self.conflicts, (*self.freed_bytes.shape, self.num_groups))
 
     def recompute_ns_of(self, assignment: np.ndarray) -> np.ndarray:
-        """Time that each decision recomputes, shape (num_layers, num_items)."""
+        """Return the recompute time of each decision: int64, shape (num_layers, num_groups)."""
         return _select_by_decision(self.recompute_ns, assignment)
 
 
 def _select_by_decision(table: np.ndarray, assignment: np.ndarray) -> np.ndarray:
-    """The column of each decision: that of its way, 0 for swap and for what is kept; shape of the choice."""
+    """Select the entry of each decision from a table: index p for recompute path p, 0 for swap and keep."""
     return np.take_along_axis(table, np.maximum(-assignment, 0)[:, :, None], axis=2)[:, :, 0]
 
 
 @dataclass(frozen=True)
 class AssignmentCost:
-    """Worth of a row of a choice in its layer, per micro-batch."""
+    """Costs and savings of all decisions of one layer together, per micro-batch."""
 
-    freed_bytes: int  # device memory that is free between forward and backward
-    recompute_ns: int  # time of what runs again
-    copy_ns: int  # time on the link, the slower direction
-    host_bytes: int  # what is on the host
+    freed_bytes: int  # device memory freed between forward and backward
+    recompute_ns: int  # recompute time
+    copy_ns: int  # copy time, of the slower direction
+    host_bytes: int  # host memory
 
 
 @dataclass(frozen=True, order=True)
 class Score:
-    """Cost of a choice; less is better."""
+    """Simulated cost of an assignment; smaller is better, compared field by field."""
 
     excess_bytes: int  # device and host memory over the budgets; 0 where it fits
-    cost_ns: int  # step time, and what a solver adds for every entry that the policy needs
+    cost_ns: int  # step time plus a penalty for each entry of the policy
     step_time_ns: int  # simulated
     peak_bytes: int  # simulated device memory
 
@@ -113,16 +113,16 @@ class Score:
 
 
 class StageProblem(ABC):
-    """One pipeline stage."""
+    """The decisions of one pipeline stage, their costs and budgets, and how assignments are simulated."""
 
     costs: DecisionCosts  # of the decisions
     budget_bytes: int  # for activations
-    host_budget_bytes: int  # for what is swapped, one card
-    tolerated_extra_ns = 0.0  # per micro-batch, what a choice may take more than keeping everything, to be good enough
-    num_unsimulated = 0  # micro-batches that are not run: a score has their time
-    groups: Mapping[str, int]  # name of what makes a tensor -> item; layers are numbered within the stage
+    host_budget_bytes: int  # for swapped tensors, per device
+    tolerated_extra_ns = 0.0  # per micro-batch: extra time over keeping everything that is good enough
+    num_unsimulated = 0  # micro-batches that are extrapolated instead of simulated
+    groups: Mapping[str, int]  # producer name of a tensor -> index of its group
     layers: Sequence[int]  # index in the model of each layer
-    fixed_operators: int = 0  # what a simulation takes beside its operators, as so many of them
+    fixed_operators: int = 0  # fixed cost of a simulation, in operators
 
     def __init__(self, transfers: TransferCosts, layout: StageLayout, stage: int):
         self.transfers = transfers

@@ -1,4 +1,4 @@
-"""A choice for all layers of a model within one budget: stage by stage, then the whole step together."""
+"""Search an assignment for all layers within one budget: stage by stage, then on the whole pipeline."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -16,18 +16,18 @@ from mindswap.planner.step_problem import PipelineProblem, SingleStageProblem, i
 from mindswap.policy.model import Policy
 from mindswap.simulator.step_model import StepModel
 
-# Rounds in which a stage that is over its budget in the whole step is solved again with less.
+# Rounds in which stages that exceed the budget on the whole pipeline are solved for a smaller one.
 NUM_REPAIRS = 2
 MIN_REPAIR = 1000  # part of the budget that is taken off at least
-# Operators that are simulated on the whole step of a pipeline, all tries together; and how many tries at least.
+# Limit of simulated operators on the whole pipeline; and the minimum number of simulations.
 MAX_OPERATORS = 400_000
 MIN_EVALUATIONS = 16
-# Operators that are simulated for known rows in other layers of the whole step.
+# Limit of simulated operators for permutations of layer assignments on the whole pipeline.
 MAX_REARRANGED = 3_000_000
 
 
 class StageSolver:
-    """Solves one model for one budget after the other; choices are of shape (num_layers of the model, num_items).
+    """Solves one model for several budgets; assignments are int64 of shape (num_layers of the model, num_groups).
 
     Args:
         problem: all but the budget counts.
@@ -60,7 +60,7 @@ class StageSolver:
         self.shape = (self.model.captured.num_layers, catalog.copy_ns.shape[1])
 
     def solve(self, budget_bytes: int, tolerated_extra_ns: int) -> np.ndarray:
-        """The best choice that is found for a budget, static memory included; the nearest if none fits.
+        """Return the best assignment found for a budget, static memory included; the closest one if none fits.
 
         Args:
             budget_bytes: of each stage.
@@ -78,13 +78,13 @@ class StageSolver:
         return assignment
 
     def effective(self, assignment: np.ndarray) -> np.ndarray:
-        """A choice for all layers without what it would swap for nothing."""
+        """Return the assignment without swaps that have no effect."""
         return np.array(
             [self.layer_assignments.effective(layer, decisions) for layer, decisions in enumerate(assignment)]
         )
 
     def mix(self, low_memory: np.ndarray, high_memory: np.ndarray, budget_bytes: int) -> np.ndarray:
-        """The best mix of two choices within a budget."""
+        """Return the best combination of two assignments, layer by layer, within a budget."""
         pipeline = PipelineProblem(self.layer_assignments, self.short, budget_bytes, self.host_bytes)
         search = Search(pipeline, MAX_OPERATORS, self.progress)
         excess_bytes = pipeline.excess_bytes_of_stages(pipeline.timeline(high_memory))
@@ -93,15 +93,15 @@ class StageSolver:
         return low_memory if search.best is None else search.best
 
     def progress(self) -> None:
-        """Counts a simulation."""
+        """Count a simulation and call the progress function."""
         self.num_evaluations += 1
         self.on_simulated()
 
     def _solve_stages(self, assignment: np.ndarray, stages: Sequence[int], budgets: Sequence[int]) -> set[int]:
-        """Fills in the layers of some stages, the one that lacks most memory first; gives those that fit alone.
+        """Solve some stages in place, the one with the largest excess first; return those that fit on their own.
 
-        Stages are alike, so for the others a mix of what is known is often enough: a stage need not be better than
-        the slowest one.
+        Stages are similar, and none needs to be faster than the slowest one, so a combination of the assignments of
+        stages already solved is often enough.
         """
         fitting: set[int] = set()
         stage_problems = {
@@ -142,7 +142,7 @@ class StageSolver:
         return fitting
 
     def _repair(self, assignment: np.ndarray, budget_bytes: int, budgets: list[int], fitting: set[int]) -> np.ndarray:
-        """The choice on the whole step, where stages wait for each other: it must fit there, and be fast there."""
+        """Repair and improve an assignment on the whole pipeline, where stages wait for each other."""
         pipeline = PipelineProblem(self.layer_assignments, self.short, budget_bytes, self.host_bytes)
         search = Search(pipeline, MIN_EVALUATIONS, self.progress)
         with contextlib.suppress(Stop):
@@ -154,7 +154,7 @@ class StageSolver:
             tried = [assignment.copy()]
             excess_bytes = initial_excess_bytes = pipeline.excess_bytes_of_stages(timeline)
             for _ in range(NUM_REPAIRS):
-                # There is nothing less to ask for of a stage that does not fit alone.
+                # A smaller budget does not help a stage that does not fit on its own.
                 over_budget = [stage for stage in np.flatnonzero(excess_bytes > 0).tolist() if stage in fitting]
                 if not over_budget:
                     break
@@ -165,7 +165,7 @@ class StageSolver:
                 excess_bytes = pipeline.excess_bytes_of_stages(search.run(assignment)[1])
             if len(tried) > 1:
                 best_mix(search.score, tried, orders_of(self.layers, initial_excess_bytes.tolist()))
-            # Time of forward of one micro-batch on one stage.
+            # Forward time of one micro-step on one stage.
             forward_ns = forward_time_ns(timeline) // self.short.layout.num_micro_steps // self.num_stages
             num_rearranged = MAX_REARRANGED // len(timeline.program.ops)
             improve(search, forward_ns, min_rearranged=min(MIN_REARRANGED, num_rearranged))
@@ -176,15 +176,15 @@ def _per_batch_ns(stage_problem: SingleStageProblem, score: Score) -> float:
     return (score.step_time_ns - stage_problem.idle_ns) / stage_problem.num_scored
 
 
-# Mixes of two choices: some layers as one has them, the others as the other one. Layers are alike, so what lies between
-# two good choices for neighbouring budgets is nearly as good for the budgets between them.
+# Combinations of two assignments: some layers from one, the others from the other. Layers are similar, so combinations
+# of two good assignments for neighbouring budgets are nearly as good for the budgets in between.
 
-# The order in which layers go over from one choice to the other.
+# The order in which layers switch from one assignment to the other.
 Order = Sequence[int]
 
 
 def mixed(low_memory: np.ndarray, high_memory: np.ndarray, layers: Sequence[int]) -> np.ndarray:
-    """Some layers of one choice, the others of another.
+    """Combine two assignments layer by layer.
 
     Args:
         low_memory: the choice that needs less memory.
@@ -199,7 +199,7 @@ def mixed(low_memory: np.ndarray, high_memory: np.ndarray, layers: Sequence[int]
 def best_mix(
     score: Callable[[np.ndarray], Score], assignments: Sequence[np.ndarray], orders: Sequence[Order]
 ) -> tuple[Score, np.ndarray]:
-    """The best of some choices and of their mixes.
+    """Return the best of some assignments and of their combinations, with its score.
 
     For each pair of one that fits and a faster one that does not, as few layers as possible are taken from the
     first; their number is found by halving.
@@ -225,7 +225,7 @@ def best_mix(
 
 
 def _pairs(scored: Sequence[tuple[Score, int, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The fastest that fits, with each that does not and is faster."""
+    """Yield the fastest assignment that fits with each faster one that does not."""
     fitting = [entry for entry in scored if entry[0].fits]
     if not fitting:
         return
@@ -236,7 +236,7 @@ def _pairs(scored: Sequence[tuple[Score, int, np.ndarray]]) -> Iterator[tuple[np
 
 
 def orders_of(stages: Sequence[Sequence[int]], excess_bytes_of_stages: Sequence[int] = ()) -> list[Order]:
-    """Orders in which layers can go over: of all stages in turn, from the first or from the last one of each.
+    """Return orders in which layers switch: round robin over the stages, from the first or the last layer of each.
 
     Args:
         stages: layers of each pipeline stage.
@@ -252,7 +252,7 @@ def orders_of(stages: Sequence[Sequence[int]], excess_bytes_of_stages: Sequence[
 
 
 def resample(assignment: np.ndarray, costs: DecisionCosts) -> np.ndarray:
-    """A choice for the layers of one pipeline stage, carried over to those of another.
+    """Transfer the assignment of one pipeline stage to the layers of another.
 
     Args:
         assignment: of other layers; items are the same.

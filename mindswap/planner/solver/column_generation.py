@@ -111,7 +111,7 @@ class MasterProblem:
             self._add(column)
 
     def with_unswappable(self, unswappable: np.ndarray) -> "MasterProblem":
-        """The same with more that is not swapped; it begins with the rows known.
+        """Return a copy that excludes further swaps; it starts from the known columns.
 
         What one layer does not swap none of them does: every other pattern would be a kind of its own.
         """
@@ -120,7 +120,7 @@ class MasterProblem:
         return self.changed(unswappable=signatures)
 
     def changed(self, **settings: Any) -> "MasterProblem":
-        """The same with other settings; it begins with the rows known, if no others are given."""
+        """Return a copy with other settings; it starts from the known columns unless others are given."""
         arguments: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("unswappable", "arrange", "allows_full_recompute", "is_uncoupled", "enough_ns")
@@ -131,7 +131,7 @@ class MasterProblem:
         return master
 
     def solve(self, freed_bytes: int, copy_ns: float, host_bytes: float) -> np.ndarray:
-        """A choice that frees so much in all layers together, per micro-batch; swaps have distance 1.
+        """Return the assignment of least recompute time that frees the given bytes; swaps have distance 1.
 
         Args:
             freed_bytes: how much; as much as there is, if that is less.
@@ -150,7 +150,7 @@ class MasterProblem:
         return assignment
 
     def _generate_columns(self, limits: np.ndarray) -> list[list[int]]:
-        """Adds rows as long as they help; how many layers of each kind get which."""
+        """Add columns while they improve the solution; return the number of layers of each column by class."""
         dual_prices, recompute_ns = self._solve(limits)
         while recompute_ns > self.enough_ns and self._add_columns(dual_prices):
             dual_prices, recompute_ns = self._solve(limits)
@@ -172,7 +172,7 @@ class MasterProblem:
         return is_changed
 
     def _solve(self, limits: np.ndarray) -> tuple[DualPrices, float]:
-        """DualPrices of the limits, and the time that runs again, where parts of layers may get rows."""
+        """Solve the linear relaxation; return the dual prices of the limits and the recompute time in ns."""
         cost, sums, row_lower, row_upper, unit_ns, scale = self._linear_program(limits)
         for method in METHODS:
             with contextlib.suppress(UnsolvedError):
@@ -183,7 +183,7 @@ class MasterProblem:
         return np.zeros(len(limits)), 0.0  # no further rows: those that are known serve
 
     def _solve_counts(self, limits: np.ndarray) -> list[list[int]]:
-        """How many layers of each kind get which of the rows known."""
+        """Return how many layers of each class use each known column (integers)."""
         cost, sums, row_lower, row_upper, *_ = self._linear_program(limits)
         program_text = repr((cost.tolist(), sums, row_lower.tolist(), row_upper.tolist()))
         if (
@@ -198,7 +198,7 @@ class MasterProblem:
     def _solve_integer(
         self, cost: np.ndarray, sums: list[dict[int, float]], row_lower: np.ndarray, row_upper: np.ndarray
     ) -> list[list[int]]:
-        """The same for a programme of `_linear_program`."""
+        """Solve a program of `_linear_program` in integers."""
         steps: dict[str, Any] = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": INTEGER_GAP, "mip_abs_gap": INTEGER_GAP}
         try:
             solution = solve_linear(cost, sums, row_upper, row_lower=row_lower, num_integers=len(cost) - 1, **steps)
@@ -213,7 +213,7 @@ class MasterProblem:
     def _linear_program(
         self, limits: np.ndarray
     ) -> tuple[np.ndarray, list[dict[int, float]], np.ndarray, np.ndarray, float, np.ndarray]:
-        """Columns are the rows of each kind, and what is missing; in units near 1.
+        """Build the master problem: a variable for each column and one for missing bytes, scaled to about 1.
 
         Returns:
             Time that runs again; sums of memory, link and host, and of the layers of each kind, with their least and
@@ -241,7 +241,7 @@ class MasterProblem:
         )
 
     def _add_columns(self, dual_prices: DualPrices) -> bool:
-        """Adds the rows that are best at some prices; whether any was new."""
+        """Add the best columns at the given dual prices; return whether any was new."""
         is_new = False
         for layer_class in range(len(self.layers)):
             for column in self._price_columns(layer_class, dual_prices):
@@ -266,7 +266,7 @@ class MasterProblem:
             yield np.where(costs.is_cell, KEEP, alone)
         if len(self.layers[layer_class]) * MIN_CLASS_SHARE < costs.num_layers:
             return
-        # A layer that is recomputed whole leaves nothing to change.
+        # Under full recompute there is no decision to change.
         class_columns = [entry for entry in self.columns[layer_class].values() if entry[0][0] == KEEP]
         best, assignment_cost = min(class_columns, key=lambda entry: _price(entry[1], dual_prices))
         changes = []
@@ -291,7 +291,7 @@ class MasterProblem:
                 yield changed
 
     def _add(self, column: np.ndarray) -> bool:
-        """Adds a row to every kind that can have it; whether it was new to any."""
+        """Add a column to every class, without impossible decisions; return whether it was new to any."""
         costs, is_new = self.stage_problem.costs, False
         for layers, class_columns in zip(self.layers, self.columns, strict=True):
             layer = int(layers[0])
@@ -314,7 +314,7 @@ class MasterProblem:
 
 
 def _options(costs: DecisionCosts, layer: int, group: int, is_unswappable: bool) -> list[int]:
-    """What may become of an item: kept, recomputed in some way, swapped."""
+    """Return the possible decisions of a group: keep, each recompute path, swap."""
     path_indices = np.flatnonzero(costs.freed_bytes[layer, group] > 0).tolist()
     return [
         KEEP,
