@@ -119,7 +119,7 @@ class Session:
         if self.is_pynative:
             from mindswap.adapters.pynative.training import start_swap
 
-            self.swap = start_swap(network, self.policy, logger, self._is_asked("audit_swap"))
+            self.swap = start_swap(network, self.policy, logger, self._is_enabled("audit_swap"))
             return
         set_policy(network, self.policy, logger)
         if self.device_target == "CPU":
@@ -136,7 +136,7 @@ class Session:
         require_pynative()
         from mindswap.adapters.pynative.training import network_building
 
-        is_wanted = self.device_target == "CPU" and self._is_asked("cpu_stand_ins")
+        is_wanted = self.device_target == "CPU" and self._is_enabled("cpu_stand_ins")
         return network_building(is_wanted and builds_form(False))
 
     def finish(self) -> None:
@@ -147,7 +147,7 @@ class Session:
             end_swap(self.swap, self.output_dir, logger)
             self.swap = None
 
-    def _is_asked(self, key: str) -> bool:
+    def _is_enabled(self, key: str) -> bool:
         return self.document.value("mindswap", key) is True
 
 

@@ -40,17 +40,17 @@ def assign_forward_layers(read: Iterable[Node]) -> tuple[Node, ...]:
         if node.layer_index is not None or (not node.cell_path and node.name in read_in_layers):
             read_in_layers.update(node.inputs)
     assigned: dict[str, Node] = {}
-    zones: dict[str, int] = {}  # layer index, or `BEFORE_LAYERS` or `AFTER_LAYERS`
+    zone_of: dict[str, int] = {}  # layer index, or `BEFORE_LAYERS` or `AFTER_LAYERS`
     for node in nodes:
         node = _with_its_weight(node)
         sources = [assigned[name] for name in node.inputs if name in assigned]
-        latest = max(sources, key=lambda source: zones[source.name], default=None)
-        zone = zones[latest.name] if latest is not None else BEFORE_LAYERS
+        latest = max(sources, key=lambda source: zone_of[source.name], default=None)
+        zone = zone_of[latest.name] if latest is not None else BEFORE_LAYERS
         if node.layer_index is None and not node.cell_path:
             if sources and sources[0].layer_index is not None:
                 cell_path = weight_cells.get(node.name, sources[0].cell_path)
                 node = replace(node, layer_index=sources[0].layer_index, cell_path=cell_path)
-                zone = zones[sources[0].name]
+                zone = zone_of[sources[0].name]
         elif node.layer_index is None:
             if zone not in (BEFORE_LAYERS, AFTER_LAYERS) and node.name in read_in_layers and latest is not None:
                 node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
@@ -60,7 +60,7 @@ def assign_forward_layers(read: Iterable[Node]) -> tuple[Node, ...]:
             node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
         elif node.layer_index is not None:
             zone = node.layer_index
-        assigned[node.name], zones[node.name] = node, zone
+        assigned[node.name], zone_of[node.name] = node, zone
     return tuple(assigned.values())
 
 
@@ -120,18 +120,18 @@ def assign_gradient_layers(
         source = next((assigned[name] for name in node.inputs if name in assigned), None)
         # A recomputed operator keeps the scope from the source code, even if its forward operator lost its own; its
         # inputs may belong to the previous layer.
-        has_own_position = node.is_duplicate and (node.layer_index is not None or bool(node.cell_path))
-        nearby = node if has_own_position else source
+        keeps_own_layer = node.is_duplicate and (node.layer_index is not None or bool(node.cell_path))
+        neighbour = node if keeps_own_layer else source
         candidates = [assigned[name] for name in origins.get(node.name, ())]
         branches.add(node, candidates)
-        if nearby is not None and len({candidate.layer_index for candidate in candidates}) > 1:
-            candidates = [candidate for candidate in candidates if candidate.layer_index == nearby.layer_index]
+        if neighbour is not None and len({candidate.layer_index for candidate in candidates}) > 1:
+            candidates = [candidate for candidate in candidates if candidate.layer_index == neighbour.layer_index]
         if len(candidates) > 1:
             candidates = [candidate for candidate in candidates if branches[candidate.name] == branches[node.name]]
         if len(candidates) == 1:
             source = candidates[0]
             node = replace(node, origin=source.name)
-        if source is not None and not has_own_position and (node.origin or not node.is_duplicate):
+        if source is not None and not keeps_own_layer and (node.origin or not node.is_duplicate):
             node = replace(node, layer_index=source.layer_index, cell_path=source.cell_path)
         assigned[node.name] = node
         nodes.append(node)
@@ -161,7 +161,7 @@ def assign_layer_indices(graph: Graph) -> Graph:
     layers = _layers_of_readers(graph)
     shared = _shared(graph)
     forward = []
-    settled: dict[str, int] = {}  # layer of each value that a layer computes
+    layer_of: dict[str, int] = {}  # layer of each value that a layer computes
     for node in graph.forward:
         layer_index = node.layer_index
         if node.name in shared:
@@ -169,8 +169,8 @@ def assign_layer_indices(graph: Graph) -> Graph:
         elif layer_index is not None and not has_scope(node) and len(layers.get(node.name, ())) == 1:
             (layer_index,) = layers[node.name]
         if layer_index is not None:
-            layer_index = max([layer_index, *(settled[name] for name in node.inputs if name in settled)])
-            settled[node.name] = layer_index
+            layer_index = max([layer_index, *(layer_of[name] for name in node.inputs if name in layer_of)])
+            layer_of[node.name] = layer_index
         forward.append(node if layer_index == node.layer_index else replace(node, layer_index=layer_index))
     moved = {node.name: new.layer_index for node, new in zip(graph.forward, forward, strict=True) if node is not new}
     backward = []

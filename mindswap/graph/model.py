@@ -98,7 +98,7 @@ class Node:
         """`backward_prefetch` of a `MoveTo`, or of an operator that is to be offloaded."""
         return int(str(self.attributes["backward_prefetch"]))
 
-    def renamed(self, names: Mapping[str, str]) -> "Node":
+    def with_renamed_inputs(self, names: Mapping[str, str]) -> "Node":
         """Return the operator with inputs renamed; the same object if it reads none of these names."""
         if names.keys().isdisjoint(self.inputs):
             return self

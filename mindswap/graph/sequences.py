@@ -54,7 +54,7 @@ def with_cache_gradients(graph: Graph) -> Graph:
     backward: list[Node] = []
     sums: dict[str, str] = {}  # gradient of keys or values -> its sum with the cache
     for node in graph.backward:
-        backward.append(node.renamed(sums))
+        backward.append(node.with_renamed_inputs(sums))
         gradient = graph.index.nodes.get(node.inputs[0]) if node.op == "TupleGetItem" else None
         is_of_attention = gradient is not None and gradient.op == "FlashAttentionScoreGrad"
         if is_of_attention and graph.constants.get(node.inputs[1]) in KEY_OUTPUTS:

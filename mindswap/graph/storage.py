@@ -133,11 +133,11 @@ def first_reader_positions(
     """
     first: dict[str, int] = {}
     for position, node in reversed(list(enumerate(nodes))):
-        moment = first.get(node.name, len(nodes)) if node.op in passing else position
+        reader_position = first.get(node.name, len(nodes)) if node.op in passing else position
         if node.op in passing or is_reading(node):
             for name in node.inputs:
-                if first.get(name, moment) >= moment:
-                    first[name] = moment
+                if first.get(name, reader_position) >= reader_position:
+                    first[name] = reader_position
     return first
 
 

@@ -49,7 +49,7 @@ def is_fully_effective(model: StepModel, policy: Policy) -> bool:
 
 
 # Of recompute, where backward runs nothing again.
-NO_EFFECT = (IdleReason.NOT_RUN_AGAIN, IdleReason.NOT_CALLED)
+NO_EFFECT = (IdleReason.NOT_RECOMPUTED, IdleReason.NOT_CALLED)
 
 
 class EffectPredictor:

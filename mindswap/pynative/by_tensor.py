@@ -38,14 +38,14 @@ def treatment_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> StorageT
         layers: decisions for each layer.
     """
     moved, recomputed = set(), set()
-    for index, (maker, savers) in _activations(trace).items():
-        if maker.layer_index is None:
+    for index, (producer, savers) in _activations(trace).items():
+        if producer.layer_index is None:
             continue
-        decisions = [layers[maker.layer_index].decision_for(path) for path in maker.paths]
+        decisions = [layers[producer.layer_index].decision_for(path) for path in producer.paths]
         claims = [claim for decision in decisions for claim in decision.recomputed_by]
         # The output of a recomputed cell is saved, because it is read outside the cell.
         if claims and any(
-            claim.match.node.is_primitive or _are_inside(savers, maker.layer_index, ".".join(claim.path), _paths)
+            claim.match.node.is_primitive or _are_inside(savers, producer.layer_index, ".".join(claim.path), _paths)
             for claim in claims
         ):
             recomputed.add(index)
@@ -62,16 +62,16 @@ def treatment_in_2x(trace: Trace, effect: SettingsEffect) -> StorageTreatment:
         effect: settings of each layer.
     """
     moved, recomputed = set(), set()
-    for index, (maker, savers) in _activations(trace).items():
-        layer_index = maker.layer_index
+    for index, (producer, savers) in _activations(trace).items():
+        layer_index = producer.layer_index
         if layer_index is not None and any(
             # A recomputed cell keeps outputs that others save; a recomputed operator does not keep its output.
-            _are_inside([maker], layer_index, path, _paths_2x)
+            _are_inside([producer], layer_index, path, _paths_2x)
             and (is_single or _are_inside(savers, layer_index, path, _paths_2x))
             for path, is_single in _recomputed_2x(effect, layer_index)
         ):
             recomputed.add(index)
-        elif _is_shared(maker, savers):
+        elif _is_shared(producer, savers):
             continue
         elif any(_is_swapped_2x(effect, saver) for saver in savers):
             moved.add(index)
@@ -88,8 +88,8 @@ def choose_2x(trace: Trace, targets: frozenset[int], layer_paths: LayerPaths, nu
         num_layers: number of layers that may be swapped, from the first.
     """
     candidates: dict[tuple[int, str], set[int]] = {}
-    for index, (maker, savers) in _activations(trace).items():
-        if _is_shared(maker, savers):
+    for index, (producer, savers) in _activations(trace).items():
+        if _is_shared(producer, savers):
             continue
         for saver in savers:
             if saver.layer_index is not None and saver.layer_index < num_layers:
@@ -108,11 +108,11 @@ def choose_1_9(trace: Trace, targets: frozenset[int], is_nameable: Callable[[str
         is_nameable: whether a layer has a cell or primitive at a path.
     """
     candidates: dict[tuple[int, str], set[int]] = {}
-    for index, (maker, _) in _activations(trace).items():
-        if maker.layer_index is not None:
-            for path in _prefixes(_unambiguous_path(maker)):
+    for index, (producer, _) in _activations(trace).items():
+        if producer.layer_index is not None:
+            for path in _prefixes(_unambiguous_path(producer)):
                 if not path or is_nameable(path):
-                    candidates.setdefault((maker.layer_index, path), set()).add(index)
+                    candidates.setdefault((producer.layer_index, path), set()).add(index)
     return _choose(trace, targets, candidates)
 
 
@@ -130,8 +130,8 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], actio
     for changed, verb in ((set(before) - set(after), "no longer"), (set(after) - set(before), "now also")):
         by_cell: dict[tuple[int, str], list[int]] = {}
         for index in sorted(changed):
-            maker, savers = activations[index]
-            layer, cell = maker.layer_index, maker.path[0]
+            producer, savers = activations[index]
+            layer, cell = producer.layer_index, producer.path[0]
             if layer is None:
                 layer, cell = savers[0].layer_index, INPUT
             by_cell.setdefault((layer or 0, cell), []).append(index)
@@ -153,19 +153,19 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], actio
 
 def _activations(trace: Trace) -> dict[int, tuple[Operator, list[Operator]]]:
     """Return the storages that may be swapped, each with its producer and the forward operators that save it."""
-    views = _makers_of_copies(trace)
+    views = _producers_of_copies(trace)
     activations: dict[int, tuple[Operator, list[Operator]]] = {}
     for save in trace.saves:
         storage = trace.storages[save.storage]
         saver = trace.operators[save.operator]
         if storage.protection or not storage.size_bytes or not saver.is_forward:
             continue
-        maker = views.get(save.storage, save.operator) if storage.maker is None else storage.maker
-        activations.setdefault(save.storage, (trace.operators[maker], []))[1].append(saver)
+        producer = views.get(save.storage, save.operator) if storage.producer is None else storage.producer
+        activations.setdefault(save.storage, (trace.operators[producer], []))[1].append(saver)
     return activations
 
 
-def _makers_of_copies(trace: Trace) -> dict[int, int]:
+def _producers_of_copies(trace: Trace) -> dict[int, int]:
     """Return the producer of the viewed tensor for saved copies of views, which CPU kernels create.
 
     The copy corresponds to the first input of its shape that no other save of the operator corresponds to.
@@ -175,7 +175,7 @@ def _makers_of_copies(trace: Trace) -> dict[int, int]:
         sources = {value.memory for value in operator.inputs}
         producers.update({value.memory: index for value in operator.outputs if value.memory not in sources})
     inputs = {index: list(operator.inputs) for index, operator in enumerate(trace.operators)}
-    makers: dict[int, int] = {}
+    copy_producers: dict[int, int] = {}
     for save in trace.saves:
         storage, remaining = trace.storages[save.storage], inputs[save.operator]
         same_memory = [value for value in remaining if value.memory == storage.memory]
@@ -186,9 +186,9 @@ def _makers_of_copies(trace: Trace) -> dict[int, int]:
             continue
         remaining.remove(value)
         memory = value.memory if value.copy_of is None else value.copy_of
-        if storage.maker is None and memory in producers:
-            makers[save.storage] = producers[memory]
-    return makers
+        if storage.producer is None and memory in producers:
+            copy_producers[save.storage] = producers[memory]
+    return copy_producers
 
 
 def _choose(trace: Trace, targets: frozenset[int], candidates: Mapping[tuple[int, str], set[int]]) -> Swapped:
@@ -244,9 +244,9 @@ def _are_inside(operators: Iterable[Operator], layer: int, path: str, names: Cal
     return all(map(is_inside, operators))
 
 
-def _is_shared(maker: Operator, savers: Sequence[Operator]) -> bool:
+def _is_shared(producer: Operator, savers: Sequence[Operator]) -> bool:
     """Return whether a storage is an input of several layers (masks, rotary tables), which 2.x keeps on the device."""
-    return maker.layer_index is None and len({saver.layer_index for saver in savers}) > 1
+    return producer.layer_index is None and len({saver.layer_index for saver in savers}) > 1
 
 
 def _recomputed_2x(effect: SettingsEffect, layer: int) -> list[tuple[str, bool]]:

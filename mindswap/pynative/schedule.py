@@ -178,7 +178,7 @@ def _transfer_events(
         own_end, ahead_end = clock.end_after(layer, last_save), clock.end_after(ahead, last_save)
         begun = [at for at in clock.ends.get((EventKind.BACKWARD_BEGIN, ahead), ()) if at <= reads[0]]
         return _TransferEvents(own_end, max(ahead_end, earliest), begun[-1]) if begun else None
-    producer = saved[0].operator if storage.maker is None else storage.maker
+    producer = saved[0].operator if storage.producer is None else storage.producer
     release = max(clock.first_event_after(producer + distance.count + 1), earliest)
     first_read = clock.times[reads[0]]
     return _TransferEvents(
@@ -205,8 +205,8 @@ def find_distances(trace: Trace, layers: Sequence[LayerDecisions], unit: Unit = 
     """
     distances = {}
     for save in trace.saves:
-        maker = trace.storages[save.storage].maker
-        operator = trace.operators[save.operator if maker is None else maker]
+        producer = trace.storages[save.storage].producer
+        operator = trace.operators[save.operator if producer is None else producer]
         if operator.layer_index is None or save.storage in distances:
             continue
         count = _prefetch(layers[operator.layer_index], operator)

@@ -87,7 +87,7 @@ class TracedStorage:
 
     size_bytes: int  # size of the entire storage
     # index of the producer; None for memory of the caller and for copies that kernels make of views
-    maker: int | None
+    producer: int | None
     # index of the last forward operator that may read it; the last one of the layer if it has a view or is an input or
     # output of the layer, because readers of views are not recorded
     last_use: int

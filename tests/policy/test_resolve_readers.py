@@ -287,7 +287,7 @@ def test_what_verify_says_of_a_step_under_another_policy(case):
         for name in moved
         if is_below(by_name[name], claim.path)
     }
-    assert {idle.entry for idle in swap.idle if idle.reason is not IdleReason.NOT_RUN_AGAIN} == entries - at_work
+    assert {idle.entry for idle in swap.idle if idle.reason is not IdleReason.NOT_RECOMPUTED} == entries - at_work
 
     (recompute,) = compare_recompute([asked], plain, baseline)
     wants_again = {name for name, d in wanted.items() if d.treatment is Treatment.RECOMPUTE}

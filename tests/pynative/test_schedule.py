@@ -235,7 +235,7 @@ def test_an_operator_overrides_its_layer():
 def test_what_no_operator_made_goes_with_the_one_that_saves_it():
     """The saver is `cell.op2`, which only the cell names."""
     trace = chain()
-    trace = replace(trace, storages=tuple(replace(storage, maker=None) for storage in trace.storages))
+    trace = replace(trace, storages=tuple(replace(storage, producer=None) for storage in trace.storages))
     assert decisions(trace=trace, op_swap=(OpSwap(r"cell\.op1", ALL_LAYERS, 2),)) == {}
     assert len(decisions(trace=trace, op_swap=(OpSwap("cell", ALL_LAYERS, 2),))) == 3
 

@@ -87,19 +87,19 @@ def _without_communication(rank: int, num_ranks: int) -> Iterator[None]:
         "_get_size_helper": lambda group: len(groups[group]),
         "_create_group_helper": lambda group, ranks, options=None: groups.update({group: list(ranks)}),
     }
-    with contextlib.ExitStack() as undo:
-        undo.enter_context(replaced(management, **answers))
-        undo.enter_context(replaced(state, _is_initialized=lambda: True, **dict.fromkeys(group_names)))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(management, **answers))
+        stack.enter_context(replaced(state, _is_initialized=lambda: True, **dict.fromkeys(group_names)))
         for module_name, name in GROUP_CACHES:
-            _empty_cache(undo, getattr(importlib.import_module(module_name), name))
+            _empty_cache(stack, getattr(importlib.import_module(module_name), name))
         yield
 
 
-def _empty_cache(undo: contextlib.ExitStack, group_cache: object) -> None:
+def _empty_cache(stack: contextlib.ExitStack, group_cache: object) -> None:
     """Empty a dict, or the attributes of an object, and restore the content at the end."""
     entries = group_cache if isinstance(group_cache, dict) else vars(group_cache)
-    undo.callback(entries.update, dict(entries))
-    undo.callback(entries.clear)  # runs before the update
+    stack.callback(entries.update, dict(entries))
+    stack.callback(entries.clear)  # runs before the update
     entries.clear()
 
 

@@ -109,7 +109,7 @@ class BuiltLayers:
     """The layers of a full model, built without a policy and not compiled."""
 
     trees: tuple[CellNode, ...]
-    places: tuple[int, ...]  # position class of each, from `layer_position`
+    positions: tuple[int, ...]  # position class of each, from `layer_position`
 
 
 def build_layers(config_path: str) -> BuiltLayers:
@@ -145,7 +145,7 @@ def choose_layers(
         for index, mindformers_recompute in decided.items()
     }
     layer_classes = [
-        (mindformers_recompute.layer, built.places[index], mindformers_recompute)
+        (mindformers_recompute.layer, built.positions[index], mindformers_recompute)
         for index, mindformers_recompute in effective.items()
     ]
     return _sample_model_layers(layer_classes, indices, with_peak)

@@ -216,11 +216,11 @@ def _describe_failure(error: Exception) -> str:
     text = str(error).strip()
     message = next((line.strip() for line in text.splitlines() if line.strip(" -\t")), type(error).__name__)
     fix = "".join(f"\n    fix:     {fix}" for fault, fix in FIXES.items() if fault in message)
-    places = SOURCE_LOCATION.findall(text)
-    if not places:
+    locations = SOURCE_LOCATION.findall(text)
+    if not locations:
         return message + fix
-    *_, (place, code) = places
-    return f"{message}\n    at {place}: {code.strip()}{fix}"
+    *_, (location, code) = locations
+    return f"{message}\n    at {location}: {code.strip()}{fix}"
 
 
 def swaps_paused(network) -> contextlib.AbstractContextManager[object]:

@@ -57,7 +57,7 @@ class CopyEngine(ABC):
     def release(self, copy: PendingCopy) -> None:
         """Wait for the copy to the host, update it if the values changed, and drop the device memory."""
         self._finish(copy)
-        self._renew(copy)
+        self._update(copy)
         copy.storage = None
 
     @abstractmethod
@@ -78,7 +78,7 @@ class CopyEngine(ABC):
     def _copy_out(self, copy: PendingCopy) -> None: ...
 
     @abstractmethod
-    def _renew(self, copy: PendingCopy) -> None:
+    def _update(self, copy: PendingCopy) -> None:
         """Repeat the copy to the host if the storage was written since."""
 
     @abstractmethod
@@ -126,7 +126,7 @@ class ThreadCopies(CopyEngine):
         # Reading the address here waits for the kernel that produces the data.
         copy.pending = self._pool.submit(np.copyto, _host_view(copy), _device_view(copy.storage))
 
-    def _renew(self, copy: PendingCopy) -> None:
+    def _update(self, copy: PendingCopy) -> None:
         host, device = _host_view(copy), _device_view(copy.storage)
         if _compare(host.ctypes.data, device.ctypes.data, copy.size_bytes):
             np.copyto(host, device)
@@ -176,7 +176,7 @@ class StreamCopies(CopyEngine):
     def _new_host(self, size: int) -> Any:
         return self._pinned(size)
 
-    def _renew(self, copy: PendingCopy) -> None:
+    def _update(self, copy: PendingCopy) -> None:
         """Repeat the copy in any case, because detecting a write is expensive on a device."""
         self._copy_out(copy)
         self._finish(copy)

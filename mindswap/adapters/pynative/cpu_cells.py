@@ -177,8 +177,8 @@ def _grouped_product(rows, weights, *nothing_and_ends):
     """
     (x,), (weight,), ends = rows, weights, nothing_and_ends[-1]
     num_rows, (num_experts, width, out_width) = x.shape[0], weight.shape
-    places = ops.cast(ops.arange(num_rows).reshape((-1, 1)) >= ends.reshape((1, -1)), ms.int32)
-    expert = ops.broadcast_to(places.sum(axis=1).reshape((-1, 1, 1)), (num_rows, 1, out_width))
+    is_after_end = ops.cast(ops.arange(num_rows).reshape((-1, 1)) >= ends.reshape((1, -1)), ms.int32)
+    expert = ops.broadcast_to(is_after_end.sum(axis=1).reshape((-1, 1, 1)), (num_rows, 1, out_width))
     side_by_side = ops.transpose(weight, (1, 0, 2)).reshape((width, num_experts * out_width))
     of_all = ops.matmul(x, side_by_side).reshape((num_rows, num_experts, out_width))
     return [ops.gather_elements(of_all, 1, expert).reshape((num_rows, out_width))]

@@ -52,7 +52,7 @@ class _ThreadModes(threading.local):
         self.modes = _ModeStack()
 
 
-_opened = _ThreadModes()
+_thread_modes = _ThreadModes()
 
 
 class _Dispatch(ms.MsDispatchMode):
@@ -67,7 +67,7 @@ class _Dispatch(ms.MsDispatchMode):
         """Start in this thread."""
         self.__enter__()
         self.depth = DispatchStack.depth()
-        _opened.modes.append(self)
+        _thread_modes.modes.append(self)
 
     def close(self) -> None:
         """Stop, called from any thread."""
@@ -86,7 +86,7 @@ class _Dispatch(ms.MsDispatchMode):
 
 def leave_closed_modes() -> None:
     """Remove the modes of this thread from MindSpore's stack that another thread closed."""
-    _opened.modes.leave_closed()
+    _thread_modes.modes.leave_closed()
 
 
 @contextlib.contextmanager

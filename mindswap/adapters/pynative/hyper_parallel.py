@@ -76,7 +76,7 @@ class HyperParallel:
     def _keep_inputs(self, layer: nn.Cell) -> "_KeepInputs":
         policy = self._upstream.CheckpointPolicy
         keep = _KeepInputs(policy.MUST_SAVE, policy.MUST_SWAP)
-        layer.register_forward_pre_hook(keep.note, with_kwargs=True)
+        layer.register_forward_pre_hook(keep.record_inputs, with_kwargs=True)
         return keep
 
 
@@ -90,7 +90,7 @@ class _KeepInputs:
         self._keep, self._swap = keep, swap
         self._addresses: set[int] = set()
 
-    def note(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record_inputs(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the inputs of a layer that begins forward."""
         self._addresses = {address_of(tensor) for tensor in tensors_in((args[1:], kwargs))}
 

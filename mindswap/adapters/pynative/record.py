@@ -24,13 +24,13 @@ from mindswap.errors import ApplyError
 from mindswap.pynative.trace import BACKWARD_KINDS, HELD, Event, EventKind, Operator, Save, Trace, TracedStorage
 
 
-class _Storage:
+class _RecordedStorage:
     """A saved storage while it is recorded; holding the tensor prevents reuse of its address."""
 
-    def __init__(self, tensor, maker: int | None, protection: str):
+    def __init__(self, tensor, producer: int | None, protection: str):
         self.tensor = tensor
         self.size_bytes = tensor.untyped_storage().size()
-        self.maker = maker
+        self.producer = producer
         self.protection = protection
         self.last_use = -1
 
@@ -56,11 +56,11 @@ class Recorder:
 
     def _clear(self) -> None:
         self.operators: list[Operator] = []
-        self.storages: list[_Storage] = []
+        self.storages: list[_RecordedStorage] = []
         self.saves: list[Save] = []
         self.events: list[Event] = []
         self.by_address: dict[int, int] = {}  # index of each saved storage
-        self.makers: dict[int, int] = {}  # address -> operator that produced its content
+        self.producers: dict[int, int] = {}  # address -> operator that produced its content
         self.held: list[object] = []  # outputs of operators since a layer began or ended
         self.open_inputs: set[int] | None = None  # addresses of inputs of the running operator; None if none is running
         self.num_before = 0  # storages saved before the current layer
@@ -107,14 +107,14 @@ class Recorder:
         elif kind is EventKind.FORWARD_END:
             for address, index in self.by_address.items():
                 storage = self.storages[index]
-                is_new_copy = storage.maker is None and index >= self.num_before
+                is_new_copy = storage.producer is None and index >= self.num_before
                 if is_new_copy or address in self.viewed or address in at_border:
                     storage.last_use = len(self.operators) - 1
         self.paths.layer_index = None if kind is EventKind.FORWARD_END else layer_index
         if self.is_forward:
             self.held = [tensors]
             stays = at_border | self.by_address.keys()
-            self.makers = {address: maker for address, maker in self.makers.items() if address in stays}
+            self.producers = {address: producer for address, producer in self.producers.items() if address in stays}
 
     def save(self, tensor, layer_index: int) -> tuple[int, object]:
         """Return the number of the save and the replacement of the tensor."""
@@ -122,13 +122,13 @@ class Recorder:
         index = self.by_address.get(address)
         if index is None:
             index = len(self.storages)
-            maker = self.makers.get(address)
-            if maker is None and self.open_inputs is not None and address not in self.open_inputs:
-                maker = len(self.operators) - 1  # some operators save their output before they return
+            producer = self.producers.get(address)
+            if producer is None and self.open_inputs is not None and address not in self.open_inputs:
+                producer = len(self.operators) - 1  # some operators save their output before they return
             protection = "weight" if getattr(tensor, "param_info", None) is not None else ""
-            if maker is None and address in self.foreign:
+            if producer is None and address in self.foreign:
                 protection = protection or "input"
-            self.storages.append(_Storage(tensor, maker, protection))
+            self.storages.append(_RecordedStorage(tensor, producer, protection))
             self.by_address[address] = index
         self.packed.add(id(tensor))
         number = len(self.saves)
@@ -208,7 +208,7 @@ class Recorder:
             if address in inputs:
                 self.viewed.add(address)
             else:
-                self.makers[address] = len(self.operators) - 1
+                self.producers[address] = len(self.operators) - 1
                 self.viewed.discard(address)
         self.open_inputs = None
 
@@ -218,7 +218,7 @@ class Recorder:
             return
         memories = self.values.memories  # empty without values
         storages = tuple(
-            TracedStorage(s.size_bytes, s.maker, s.last_use, s.protection, memories.get(address_of(s.tensor)))
+            TracedStorage(s.size_bytes, s.producer, s.last_use, s.protection, memories.get(address_of(s.tensor)))
             for s in self.storages
         )
         self.trace = Trace(

@@ -108,13 +108,13 @@ def is_exclusively_held(tensors: Sequence[ms.Tensor]) -> bool:
 def _has_expected_counts(
     tensors: Sequence[ms.Tensor], where: Sequence[int], words: Callable[[int, int], tuple[int, ...]]
 ) -> bool:
-    at = [id(tensor) for tensor in tensors]
+    addresses = [id(tensor) for tensor in tensors]
     for offset, num_storages in zip(where, (0, len(tensors), 0), strict=True):
-        counts_by_pointer = Counter(words(address + offset, 2) for address in at)
+        counts_by_pointer = Counter(words(address + offset, 2) for address in addresses)
         if any(not counts or words(counts + 8, 1)[0] & 0xFFFFFFFF != number + num_storages
                for (_, counts), number in counts_by_pointer.items()):  # fmt: skip
             return False
-        at = [target for target, _ in counts_by_pointer]
+        addresses = [target for target, _ in counts_by_pointer]
     return True
 
 

@@ -22,7 +22,7 @@ from mindswap.features.verify.report import (
 )
 from mindswap.files import file_name
 from mindswap.graph.analysis.recompute_effect import RecomputeEffect, compare_recompute
-from mindswap.graph.analysis.swap_effect import LayerEffect, compare_effect, stands_for_gather
+from mindswap.graph.analysis.swap_effect import LayerEffect, compare_effect, is_replaced_by_gather
 from mindswap.policy.applied import as_applied, format_log_lines
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
@@ -232,7 +232,7 @@ def verify_policy(
     if gathers_sequence(document):
         found = tuple(
             dataclasses.replace(
-                effect, wasted=tuple(one for one in effect.wasted if not stands_for_gather(swapped.graph, one))
+                effect, wasted=tuple(one for one in effect.wasted if not is_replaced_by_gather(swapped.graph, one))
             )
             for effect in found
         )

@@ -116,9 +116,9 @@ def find_peak(graph: Graph, sample: LayerSample) -> Peak:
     for lifetime in (*_lifetimes(graph), *_uncompiled(graph, sample)):
         changes[lifetime.first] += lifetime.size_bytes
         changes[lifetime.last + 1] -= lifetime.size_bytes
-    alive = list(accumulate(changes[moment] for moment in range(len(nodes))))
-    peak_at = alive.index(max(alive))
-    return Peak(alive[peak_at], nodes[peak_at], peak_at < len(graph.forward))
+    live_bytes = list(accumulate(changes[op_position] for op_position in range(len(nodes))))
+    peak_at = live_bytes.index(max(live_bytes))
+    return Peak(live_bytes[peak_at], nodes[peak_at], peak_at < len(graph.forward))
 
 
 def _lifetimes(graph: Graph) -> Iterator[Lifetime]:
@@ -129,22 +129,22 @@ def _lifetimes(graph: Graph) -> Iterator[Lifetime]:
     first: dict[tuple[str, int], int] = {}
     last: defaultdict[tuple[str, int], int] = defaultdict(int)
     sizes: dict[tuple[str, int], int] = {}
-    for moment, node in enumerate(graph.forward):
+    for op_position, node in enumerate(graph.forward):
         for name in node.inputs:
             key = resolve_storage(graph, name).key
-            last[key] = max(last[key], moment)
+            last[key] = max(last[key], op_position)
         storage = resolve_storage(graph, node.name)
         if node.op == "MoveTo" or storage.kind is not StorageKind.ACTIVATION:
             continue
-        until = last_in_backward.get(parameter_of[node.name], offset) if node.name in parameter_of else moment
-        first.setdefault(storage.key, moment)
-        last[storage.key] = max(last[storage.key], until)
+        last_use = last_in_backward.get(parameter_of[node.name], offset) if node.name in parameter_of else op_position
+        first.setdefault(storage.key, op_position)
+        last[storage.key] = max(last[storage.key], last_use)
         sizes[storage.key] = storage.size_bytes
     for key, size in sizes.items():
         yield Lifetime(first[key], last[key], size)
-    for moment, node in enumerate(graph.backward, start=offset):
+    for op_position, node in enumerate(graph.backward, start=offset):
         if node.name in last_in_backward and node.op not in NO_MEMORY_OPS:
-            yield Lifetime(moment, last_in_backward[node.name], node.size_bytes)
+            yield Lifetime(op_position, last_in_backward[node.name], node.size_bytes)
 
 
 def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:
@@ -153,12 +153,12 @@ def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:
     Values that are only returned (the gradients of the weights) are not included, because they are no activations.
     """
     last: defaultdict[str, int] = defaultdict(int)
-    for moment, node in reversed([*enumerate(nodes, start=offset)]):
+    for op_position, node in reversed([*enumerate(nodes, start=offset)]):
         if node.op in NO_MEMORY_OPS and node.name not in last:
             continue
-        until = last[node.name] if node.op in NO_MEMORY_OPS else moment
+        last_use = last[node.name] if node.op in NO_MEMORY_OPS else op_position
         for name in node.inputs:
-            last[name] = max(last[name], until)
+            last[name] = max(last[name], last_use)
     return last
 
 
@@ -174,7 +174,7 @@ def _uncompiled(graph: Graph, sample: LayerSample) -> Iterator[Lifetime]:
     compiled = list(accumulate(kept_bytes, initial=0))
     last = {position: layer for layer, position in enumerate(sample.layer_map)}
     running: int | None = None
-    for moment, node in enumerate((*graph.forward, *graph.backward)):
+    for op_position, node in enumerate((*graph.forward, *graph.backward)):
         running = node.layer_index if node.layer_index is not None else running
         if running is not None:
-            yield Lifetime(moment, moment, waiting[last[running]] - compiled[running])
+            yield Lifetime(op_position, op_position, waiting[last[running]] - compiled[running])

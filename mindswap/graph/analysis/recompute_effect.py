@@ -51,9 +51,9 @@ def possible_operator_keys(graph: Graph, node: Node) -> frozenset[OperatorKey]:
     """
     owner = graph.owner(node)
     cells = {owner.cell_path}
-    maker = resolve_storage(graph, owner.name).producer
-    if owner.op in VIEW_OPS and maker is not None:
-        for parts in (maker.cell_path.split("."), owner.cell_path.split(".")):
+    view_producer = resolve_storage(graph, owner.name).producer
+    if owner.op in VIEW_OPS and view_producer is not None:
+        for parts in (view_producer.cell_path.split("."), owner.cell_path.split(".")):
             cells.update(".".join(parts[:depth]) for depth in range(len(parts) + 1))
     return frozenset((cell, owner.op) for cell in cells)
 

@@ -33,7 +33,7 @@ class IdleReason(Enum):
     NO_LAZY_INLINE = "lazy_inline is off: nothing is offloaded outside a lazy_inline cell"
     MERGED_AWAY = "the compiler merges these views into the one before, whose name must be swapped"
     GATHERED = "the parallel optimizer gathers these weights; the whole weight stays, the output of the AllGather"
-    NOT_RUN_AGAIN = "recompute has no effect: backward runs none of these operators again"
+    NOT_RECOMPUTED = "recompute has no effect: backward runs none of these operators again"
     NOT_CALLED = "recompute of a cell is of what the cell runs, and the model calls only its methods: name cells in it"
 
 
@@ -108,7 +108,7 @@ def compare_effect(
     return tuple(effects)
 
 
-def stands_for_gather(graph: Graph, entry: SavedStorage) -> bool:
+def is_replaced_by_gather(graph: Graph, entry: SavedStorage) -> bool:
     """Return whether the copied storage is a Reshape that sequence parallelism replaces with an AllGather.
 
     One AllGather, with the settings of the last, replaces all equal Reshapes of a tensor
@@ -150,7 +150,7 @@ class _LayerComparison:
             kept_bytes=kept_bytes,
         )
 
-    def _is_asked(self, owner: Node) -> bool:
+    def _is_requested(self, owner: Node) -> bool:
         """Return whether every primitive that the operator may be is to be offloaded."""
         decided = self.decided.get(owner.operator_key)
         if decided is None:
@@ -193,7 +193,7 @@ class _LayerComparison:
             # Without a scope, the key of an operator is a guess. It may be a function (`ops.reshape`) that no entry can
             # name, so the attribute set on it is the request.
             is_nameable = has_scope(owner) or self._attribute_prefetch(owner) is not None
-            if is_nameable and self._is_asked(self.baseline.owner(node)):
+            if is_nameable and self._is_requested(self.baseline.owner(node)):
                 yield node
 
     def _idle(self) -> Iterator[Idle]:
@@ -212,7 +212,7 @@ class _LayerComparison:
             elif any(self._is_merged(node) for node in nodes):
                 yield Idle(entry, IdleReason.MERGED_AWAY)
             else:
-                yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
+                yield Idle(entry, IdleReason.NOT_NEEDED, self._holding_readers(nodes))
 
     def _swapped_operators(self) -> set[OperatorKey]:
         """Return the keys of swapped operators; communication that replaces one is found through its path."""
@@ -240,7 +240,7 @@ class _LayerComparison:
         """Yield the requested recompute without effect; gathered weights follow rules of their own."""
         idle = {match.name if match is not None else "" for match in idle_recompute(self.decisions, self.graph)}
         if "" in idle:
-            yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
+            yield Idle("recompute", IdleReason.NOT_RECOMPUTED)
         recomputed_cells = {node.cell_path for node in recomputed_nodes(self.graph, self.index)}
         for match in unique_matches(self.decisions.recomputes):
             if match.name not in idle:
@@ -252,7 +252,7 @@ class _LayerComparison:
             if nodes and all(map(is_gathering, nodes)):
                 yield Idle(match.name, IdleReason.GATHERED)
             elif not is_partly_recomputed:
-                yield Idle(match.name, IdleReason.NOT_RUN_AGAIN if match.node.is_called else IdleReason.NOT_CALLED)
+                yield Idle(match.name, IdleReason.NOT_RECOMPUTED if match.node.is_called else IdleReason.NOT_CALLED)
 
     def _nodes(self, operator_keys: Set[OperatorKey]) -> list[Node]:
         return [
@@ -284,7 +284,7 @@ class _LayerComparison:
             by_entry.setdefault(entry, set()).update(operators_below(self.decisions.layer, entry_match.path))
         return by_entry
 
-    def _kept_users(self, nodes: list[Node]) -> tuple[str, ...]:
+    def _holding_readers(self, nodes: list[Node]) -> tuple[str, ...]:
         """Return the operators under whose name backward holds the outputs of `nodes`."""
         names = {node.name for node in nodes}
         return to_names(

@@ -17,7 +17,7 @@ from mindswap.graph.ops import FUSED_OPS, FUSED_READERS, RANDOM_OPS, VALUE_PASSI
 from mindswap.graph.storage import resolve_storage
 
 # (operator, next operator in the same kernel, whether the value between them is still written to memory)
-_Pair = tuple[Node, Node, bool]
+_FusedPair = tuple[Node, Node, bool]
 
 
 def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
@@ -52,7 +52,7 @@ def find_fusions(graph: Graph) -> tuple["Fusion", "Fusion"]:
 class Fusion:
     """Memory traffic that fused operators of one pass avoid."""
 
-    def __init__(self, pairs: Iterable[_Pair]):
+    def __init__(self, pairs: Iterable[_FusedPair]):
         # bytes that an operator receives from others in its kernel, by its name
         self._register_bytes: dict[str, int] = {}
         self._unwritten: set[str] = set()  # operators whose output is never written to memory
@@ -88,13 +88,13 @@ def find_unwritten(graph: Graph) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=2)  # a planner needs first the work, then the unwritten values
-def _pairs_of(graph: Graph) -> tuple[Sequence[_Pair], Sequence[_Pair]]:
+def _pairs_of(graph: Graph) -> tuple[Sequence[_FusedPair], Sequence[_FusedPair]]:
     """Return the fused pairs of forward and of backward."""
     saved_names = {saved.forward_name for saved in graph.saved}
     return tuple(_fused_pairs(graph.forward, saved_names)), tuple(_fused_pairs(graph.backward, set()))
 
 
-def _fused_pairs(nodes: Sequence[Node], saved_names: set[str]) -> Iterator[_Pair]:
+def _fused_pairs(nodes: Sequence[Node], saved_names: set[str]) -> Iterator[_FusedPair]:
     """Yield the fused pairs of one pass; `saved_names` are the values that backward reads."""
     readers, is_saved_name = _readers(nodes, saved_names, 2)
     for node in nodes:
@@ -213,7 +213,7 @@ def merge_gathers(graph: Graph) -> Graph:
     survivor = {group[0].name: replace(group[-1], name=group[0].name) for group in groups}
     name_of = {node.name: group[0].name for group in groups for node in group[1:]}
     forward = (survivor.get(node.name, node) for node in graph.forward if node.name not in name_of)
-    return _merged(graph, tuple(node.renamed(name_of) for node in forward), name_of)
+    return _merged(graph, tuple(node.with_renamed_inputs(name_of) for node in forward), name_of)
 
 
 def parallel_gathers(graph: Graph, op: str) -> list[list[Node]]:
@@ -251,7 +251,7 @@ def _merged(graph: Graph, forward: tuple[Node, ...], name_of: dict[str, str]) ->
         parameter_of.setdefault(name_of.get(saved.forward_name, saved.forward_name), saved.backward_name)
     for saved in graph.saved:
         name_of[saved.backward_name] = parameter_of[name_of.get(saved.forward_name, saved.forward_name)]
-    backward = (node.renamed(name_of) for node in graph.backward)
+    backward = (node.with_renamed_inputs(name_of) for node in graph.backward)
     return replace(
         graph,
         forward=forward,
@@ -272,7 +272,7 @@ def _merge_forward(graph: Graph, settings_of: Callable[[Node], Hashable]) -> tup
     attributes = _attributes(graph)
     paths: dict[str, dict[str, None]] = {}  # of each remaining operator, in order
     for node in graph.forward:
-        readers_of_copy = node.renamed(name_of)
+        readers_of_copy = node.with_renamed_inputs(name_of)
         key: Hashable = node.name
         if node.op == "TupleGetItem" or (node.paths and node.op not in RANDOM_OPS):
             key = (

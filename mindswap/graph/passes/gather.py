@@ -94,7 +94,7 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
     )
     backward, needed = _rewrite_backward(graph, weights, recomputed_copies)
     gathered = {name for weight in weights for name in weight.values}
-    is_moved = {node.name for weight in weights for node in weight.lead}
+    is_moved = {node.name for weight in weights for node in weight.chain}
     saved = [entry for entry in graph.saved if entry.forward_name not in gathered]
     if not recomputed_copies:
         saved += [Saved(w.gather.name, w.saved_name) for w in weights if w.gather.name in needed]
@@ -104,7 +104,7 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
         w.gather.name: (Collective(w.gather.op, w.gather.size_bytes, w.num_ranks, stride=w.stride),) for w in weights
     }
     computed_once = (
-        () if recomputed_copies else (node.name for weight in weights for node in weight.lead if is_gathering(node))
+        () if recomputed_copies else (node.name for weight in weights for node in weight.chain if is_gathering(node))
     )
     return GatheredStep(rewritten, collectives, frozenset(computed_once))
 
@@ -113,7 +113,7 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
 class _Weight:
     """A sharded weight."""
 
-    lead: tuple[Node, ...]  # reads of the shard, its cast if there is one, and the AllGather
+    chain: tuple[Node, ...]  # reads of the shard, its cast if there is one, and the AllGather
     # previous names of the full weight; their readers read the AllGather instead
     values: frozenset[str]
     num_ranks: int
@@ -121,7 +121,7 @@ class _Weight:
 
     @property
     def gather(self) -> Node:
-        return self.lead[-1]
+        return self.chain[-1]
 
     @property
     def saved_name(self) -> str:
@@ -131,10 +131,10 @@ class _Weight:
         """Return the copies in backward; the shard itself is still available."""
         copies: list[Node] = []
         names: dict[str, str] = {}
-        for node in self.lead:
+        for node in self.chain:
             if is_gathering(node):
                 name = f"{node.name}@again"
-                copy = replace(node.renamed(names), name=name, origin=node.name)
+                copy = replace(node.with_renamed_inputs(names), name=name, origin=node.name)
                 copies.append(replace(copy, is_recomputed=True, is_duplicate=True))
                 names[node.name] = name
         return tuple(copies)
@@ -157,14 +157,14 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
     for name, nodes in loads.items():
         parts = tensor_parallel_parts(nodes[0])
         num_ranks = sharding.num_ranks_of(name, parts)
-        lead = [_part(nodes[0], num_ranks)]
+        chain = [_part(nodes[0], num_ranks)]
         values = {node.name for node in nodes}
         users = [user for node in nodes for user in _users(node.name, readers)]
         if len(users) == 1 and users[0].op == "TensorMove":
-            lead.append(_part(users[0], num_ranks))
+            chain.append(_part(users[0], num_ranks))
             values = {users[0].name}
             users = list(_users(users[0].name, readers))
-        source, full_type = lead[-1], nodes[0].outputs[0]
+        source, full_type = chain[-1], nodes[0].outputs[0]
         is_cast = (
             not sharding.is_cast_after_gather
             and len(users) == 1
@@ -174,7 +174,7 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
         # Backward may need the weight only to repeat the cast.
         if is_cast and not any(backward_uses.get(value, set()) - {users[0].name} for value in values):
             source, full_type = _part(users[0], num_ranks, **mark), users[0].outputs[0]
-            lead.append(source)
+            chain.append(source)
             values = {source.name}
         # A copy of the weight to the host no longer has an effect of its own.
         values |= {user.name for name in values for user in readers.get(name, ()) if user.op == "MoveTo"}
@@ -182,7 +182,7 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
         scope = f"parallel_optimizer/{name}"
         gather = replace(gather, name=f"{source.name}@gather", scope=scope, is_recomputed=False)
         stride = 1 if sharding.is_sharded_over_all(name, parts) else sharding.stride
-        yield _Weight((*lead, gather), frozenset(values), num_ranks, stride)
+        yield _Weight((*chain, gather), frozenset(values), num_ranks, stride)
 
 
 def _backward_uses(graph: Graph) -> dict[str, set[str]]:
@@ -232,17 +232,17 @@ def _rewrite_forward(graph: Graph, weights: Iterable[_Weight], removed: set[str]
         readers = [first[value] for value in weight.values if value in first]
         if readers:
             name = min(readers)[1]
-            by_node[name] = (*by_node.get(name, ()), *weight.lead)
+            by_node[name] = (*by_node.get(name, ()), *weight.chain)
         elif weight.gather.layer_index is None:
-            by_node[weight.lead[0].name] = weight.lead
+            by_node[weight.chain[0].name] = weight.chain
         else:
-            by_layer.setdefault(weight.gather.layer_index, []).extend(weight.lead)
+            by_layer.setdefault(weight.gather.layer_index, []).extend(weight.chain)
     for node in graph.forward:
         if node.layer_index is not None:
             yield from by_layer.pop(node.layer_index, ())
         yield from by_node.get(node.name, ())
         if node.name not in removed:
-            yield node.renamed(renamed)
+            yield node.with_renamed_inputs(renamed)
 
 
 def _first_readers(graph: Graph, values: set[str]) -> dict[str, tuple[int, str]]:
@@ -271,7 +271,7 @@ def _rewrite_backward(
         elif node.op == "MoveTo" and node.inputs[0] in renamed:
             renamed[node.name] = renamed[node.inputs[0]]
         else:
-            backward.append(node.renamed(renamed))
+            backward.append(node.with_renamed_inputs(renamed))
     read = {name for node in backward for name in node.inputs}
     needed = {name for name, new_name in target.items() if new_name in read}
     if recomputed_copies:

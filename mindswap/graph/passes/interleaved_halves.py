@@ -37,7 +37,7 @@ class Branches:
     def __init__(self, forward: Iterable[Node], aliases: Mapping[str, str], constants: Mapping[str, int]):
         self._constants = constants
         self._of: dict[str, int | None] = {}
-        self._cut: set[str] = set()  # gradients of a join; each of their members belongs to one half
+        self._join_gradients: set[str] = set()  # gradients of a join; each of their members belongs to one half
         for node in forward:
             match = _slice_of_half(node)
             self._of[node.name] = int(match[1]) if match else self._of_inputs(node)
@@ -51,8 +51,8 @@ class Branches:
         """Add an operator of backward after its inputs; it may be the gradient of one of `origins`."""
         half = self._of_inputs(node)
         if node.op in CONCAT_GRADIENT_OPS and any(origin.op == JOINING_OP for origin in origins):
-            self._cut.add(node.name)
-        elif half is None and node.op == "TupleGetItem" and node.inputs[0] in self._cut:
+            self._join_gradients.add(node.name)
+        elif half is None and node.op == "TupleGetItem" and node.inputs[0] in self._join_gradients:
             half = self._constants.get(node.inputs[1], 0)
         self._of[node.name] = half
 

@@ -157,7 +157,7 @@ def normalize_saved_names(graph: Graph) -> Graph:
     names = {backward_name: _saved_name(name) for name, backward_name in first_names.items()}
     return replace(
         graph,
-        backward=tuple(node.renamed(names) for node in graph.backward),
+        backward=tuple(node.with_renamed_inputs(names) for node in graph.backward),
         saved=tuple(Saved(s.forward_name, names.get(s.backward_name, s.backward_name)) for s in graph.saved),
     )
 
@@ -213,7 +213,7 @@ class _Rewriter:
                 for name in node.inputs
                 if name in forward_names
             }
-            self.backward.append(node.renamed(fetched) if fetched else node)
+            self.backward.append(node.with_renamed_inputs(fetched) if fetched else node)
         forward: list[Node] = []
         needed = {name for name, _ in self.available}
         for node in self.graph.forward:

@@ -55,7 +55,7 @@ def load_embedding(graph: Graph) -> Graph:
         for name in read:
             load = replace(node, op="Load", inputs=(name,), outputs=(graph.types[name],), attributes={}, paths=())
             forward.append(replace(load, name=names[name]))
-        forward.append(node.renamed(names))
+        forward.append(node.with_renamed_inputs(names))
     return replace(graph, forward=tuple(forward))
 
 

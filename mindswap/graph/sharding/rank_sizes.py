@@ -49,7 +49,7 @@ def insert_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
     forward = []
     for node in graph.forward:
         source = readers.get(node.name)
-        forward.append(node.renamed({source: source + ARRIVAL_SUFFIX}) if source else node)
+        forward.append(node.with_renamed_inputs({source: source + ARRIVAL_SUFFIX}) if source else node)
         if node.name in consumers:
             forward.append(
                 _inserted_node(
@@ -65,7 +65,8 @@ def insert_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
     read = {name for node in graph.backward if node.origin in readers for name in node.inputs}
     tied = {node.name for node in graph.backward if node.op == "Depend" and node.name in read}
     backward = tuple(
-        node.renamed(renamed) if node.origin in readers or node.name in tied else node for node in graph.backward
+        node.with_renamed_inputs(renamed) if node.origin in readers or node.name in tied else node
+        for node in graph.backward
     )
     return replace(graph, forward=tuple(forward), backward=backward, saved=tuple(saved))
 
@@ -106,9 +107,9 @@ def insert_gradient_gathers(graph: Graph, gathered: Mapping[str, tuple[str, Tens
         name = node.origin + ARRIVAL_SUFFIX
         if name not in gathered_names:
             gathered_names.add(name)
-            maker = graph.index.forward_nodes[node.origin]
-            backward.append(_inserted_node(maker, "AllGather", name, shard_name, (full_type,), node.origin))
-        backward.append(node.renamed({shard_name: name}))
+            origin_node = graph.index.forward_nodes[node.origin]
+            backward.append(_inserted_node(origin_node, "AllGather", name, shard_name, (full_type,), node.origin))
+        backward.append(node.with_renamed_inputs({shard_name: name}))
     return replace(graph, backward=tuple(backward))
 
 
@@ -213,7 +214,7 @@ def _recomputed_norm_casts(table: SplitTable) -> Iterator[tuple[str, tuple[str, 
 
 def _with_saved_casts(graph: Graph, casts: Mapping[str, tuple[str, Node]]) -> Graph:
     """Return the graph in which backward reads the forward output of these casts."""
-    saved = tuple(Saved(maker, name) for name, (maker, _) in casts.items())
+    saved = tuple(Saved(origin_node, name) for name, (origin_node, _) in casts.items())
     backward = tuple(node for node in graph.backward if node.name not in casts)
     read = {name for node in backward for name in node.inputs}
     dropped = {name for node in graph.backward if node.name in casts for name in node.inputs} - read

@@ -38,7 +38,7 @@ def output_splits(call: OperatorCall) -> list[Split] | None:
     return splits if all(map(fits, splits, call.outputs)) else None
 
 
-def summed_parts(call: OperatorCall) -> int:
+def num_summed_ranks(call: OperatorCall) -> int:
     """Return the number of ranks over which the output is a partial sum (or a partial look-up or maximum).
 
     It is 1 if no reduced dimension is split.

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import ORDERING_OPS, RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, SplitRule, operator_info
 from mindswap.graph.sharding.experts import FROM_LOCAL, RankLocalValues
-from mindswap.graph.sharding.split_rules import OperatorCall, output_splits, summed_parts
+from mindswap.graph.sharding.split_rules import OperatorCall, num_summed_ranks, output_splits
 from mindswap.graph.sharding.splits import (
     LOCAL_MARK,
     Split,
     fits,
-    gathered_to,
     num_shards,
     read_out_strategy,
     read_strategy,
     reshape_split,
+    unsplit_one_dimension,
 )
 
 # Suffix of the name of a tensor as received by communication.
@@ -243,7 +243,11 @@ class ForwardSplits:
     def _local_reshape_split(self, node: Node, source_split: Split) -> Split | None:
         """Return the split of the input of a rank-local Reshape: as many parts as the reader of its output requires."""
         requested = [self.table.requested_split(user) for user in self.table.users[node.name] if is_local_reshape(user)]
-        return gathered_to(source_split, num_shards(requested[0])) if requested and requested[0] is not None else None
+        return (
+            unsplit_one_dimension(source_split, num_shards(requested[0]))
+            if requested and requested[0] is not None
+            else None
+        )
 
     def _by_operands(self, node: Node, operands: list[Operand], has_note: bool) -> NodeSplits:
         """Return the splits derived from the operands, of which unknown ones count as unsplit."""
@@ -262,7 +266,7 @@ class ForwardSplits:
         return list(outputs) if outputs is not None else None
 
     def _record_partial_sum(self, node: Node, call: OperatorCall, scattered: Split | None = None) -> None:
-        num_ranks = summed_parts(call)
+        num_ranks = num_summed_ranks(call)
         if num_ranks > 1:
             self.table.sums[node.name] = PartialSum(num_ranks, scattered)
 

@@ -90,7 +90,7 @@ def _regroup(sizes: Shape, parts: Split, to: Shape) -> Sequence[int] | None:
 LOCAL_MARK = "mindswap_local"
 
 
-def gathered_to(split: Split, count: int) -> Split | None:
+def unsplit_one_dimension(split: Split, count: int) -> Split | None:
     """Return the split with one dimension unsplit that has `count` shards; None if there is none."""
     options = ((*split[:index], 1, *split[index + 1 :]) for index in range(len(split)))
     return next((option for option in options if num_shards(option) == count), None)

@@ -72,7 +72,7 @@ def main(num_swapped):
     moved = {
         index: Distance(1)
         for index, storage in enumerate(trace.storages)
-        if storage.maker is not None and trace.operators[storage.maker].layer_index < num_swapped
+        if storage.producer is not None and trace.operators[storage.producer].layer_index < num_swapped
     }
     executor = Executor(trace, make_schedule(trace, moved), ThreadCopies())
     Watch(network, layers, executor, executor.schedule.hooked_layers)

@@ -108,8 +108,8 @@ def test_a_cell_that_is_several_layers_swaps_in_each_call_as_its_layer_says(odd,
     expected = gradients(network, inputs)
     swap, results = train(network, inputs, Policy(is_swap_enabled=True, op_swap=(OpSwap("mul", Layers(layers), 1),)))
     assert are_equal(results, expected)
-    makers = [swap.trace.operators[swap.trace.storages[index].maker] for index in swap.schedule.moved]
-    assert [(maker.layer_index, maker.path) for maker in makers] == [(index, ("mul",)) for index in layers]
+    producers = [swap.trace.operators[swap.trace.storages[index].producer] for index in swap.schedule.moved]
+    assert [(producer.layer_index, producer.path) for producer in producers] == [(index, ("mul",)) for index in layers]
     assert swap.totals.offloaded_bytes == len(layers) * OUTPUT_BYTES
 
 
@@ -129,8 +129,8 @@ def test_cells_and_primitives_that_a_layer_holds_twice_are_told_by_the_number_of
     names = (OpSwap("mul_again", Layers((0,)), 1), OpSwap("act_again", Layers((1,)), 1))
     swap, results = train(network, inputs, Policy(is_swap_enabled=True, op_swap=names))
     assert are_equal(results, expected)
-    makers = [swap.trace.operators[swap.trace.storages[index].maker] for index in swap.schedule.moved]
-    assert [(maker.layer_index, maker.path[0]) for maker in makers] == [(0, "mul_again"), (1, "act_again")]
+    producers = [swap.trace.operators[swap.trace.storages[index].producer] for index in swap.schedule.moved]
+    assert [(producer.layer_index, producer.path[0]) for producer in producers] == [(0, "mul_again"), (1, "act_again")]
     assert swap.totals.offloaded_bytes == 2 * OUTPUT_BYTES
 
 
@@ -141,8 +141,8 @@ def test_a_cell_that_two_layers_hold_at_different_places(odd):
     policy = Policy(is_swap_enabled=True, op_swap=(OpSwap("up", Layers((1,)), 1),))
     swap, results = train(network, inputs, policy)
     assert are_equal(results, expected)
-    makers = [swap.trace.operators[swap.trace.storages[index].maker] for index in swap.schedule.moved]
-    assert {(maker.layer_index, maker.path[0]) for maker in makers} == {(1, "up")}
+    producers = [swap.trace.operators[swap.trace.storages[index].producer] for index in swap.schedule.moved]
+    assert {(producer.layer_index, producer.path[0]) for producer in producers} == {(1, "up")}
 
 
 def test_recompute_of_one_of_the_layers_that_share_a_cell_is_refused_by_name(odd):

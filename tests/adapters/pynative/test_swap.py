@@ -71,8 +71,8 @@ def test_the_bytes_of_a_named_operator_are_those_of_its_output(parts):
     swap, _ = run(parts, network, policy, inputs)
     swap.remove()
     assert swap.totals.offloaded_bytes == 2 * 4 * 16 * 4
-    makers = [swap.trace.operators[swap.trace.storages[index].maker] for index in swap.schedule.moved]
-    assert [(maker.layer_index, maker.path) for maker in makers] == [
+    producers = [swap.trace.operators[swap.trace.storages[index].producer] for index in swap.schedule.moved]
+    assert [(producer.layer_index, producer.path) for producer in producers] == [
         (0, ("feed_forward", "mul")),
         (2, ("feed_forward", "mul")),
     ]
@@ -122,8 +122,8 @@ def test_what_other_code_holds_stays_and_the_report_says_so(parts):
     policy = Policy(is_swap_enabled=True, op_swap=(OpSwap(r"feed_forward\.act", Layers((0, 2)), 1),))
     swap, _ = run(parts, network, policy, inputs)
     swap.remove()
-    makers = [swap.trace.operators[swap.trace.storages[index].maker] for index in swap.schedule.moved]
-    assert {maker.layer_index for maker in makers} == {2}
+    producers = [swap.trace.operators[swap.trace.storages[index].producer] for index in swap.schedule.moved]
+    assert {producer.layer_index for producer in producers} == {2}
     assert swap.report.held_bytes == 256 and swap.report.num_passes == 2
 
 

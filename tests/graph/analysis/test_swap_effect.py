@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.graph.analysis.swap_effect import IdleReason, compare_effect, stands_for_gather
+from mindswap.graph.analysis.swap_effect import IdleReason, compare_effect, is_replaced_by_gather
 from mindswap.graph.passes.gather import GATHER_MARK
 from mindswap.graph.storage import Placement, classify_saved
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
@@ -474,7 +474,7 @@ def test_a_copy_of_the_last_reshape_of_a_gathered_tensor_is_not_for_nothing(copi
         saved="out x",
     )
     (entry,) = (one for one in classify_saved(step) if one.placement is Placement.WASTED)
-    assert stands_for_gather(step, entry) == stands
+    assert is_replaced_by_gather(step, entry) == stands
 
 
 def test_recompute_of_what_is_no_operator_of_the_step_is_not_without_effect():
@@ -489,7 +489,7 @@ def test_recompute_of_what_is_no_operator_of_the_step_is_not_without_effect():
         return [(found.entry, found.reason) for found in effect.idle]
 
     assert idle("views", r"views\.shape", r"views\.reshape") == []
-    assert idle("mlp", "views") == [("mlp", IdleReason.NOT_RUN_AGAIN)]
+    assert idle("mlp", "views") == [("mlp", IdleReason.NOT_RECOMPUTED)]
     tree = replace(tree, children=tuple(replace(cell, is_called=False) for cell in tree.children))
     assert idle("mlp", "views") == [("mlp", IdleReason.NOT_CALLED)]
 
@@ -510,7 +510,7 @@ def idle_recomputes(pattern, again, gathering=()):
 @pytest.mark.parametrize(("again", "is_idle"), [("mlp", False), ("mlp.inner", False), ("mlp2", True), ("norm", True)])
 def test_recompute_of_an_operator_is_idle_if_nothing_near_it_runs_again(again, is_idle):
     """Of equal operators in a cell the compiler leaves one, which may have the name of another."""
-    assert idle_recomputes(r"mlp\.gelu", again) == [(r"mlp.gelu", IdleReason.NOT_RUN_AGAIN)] * is_idle
+    assert idle_recomputes(r"mlp\.gelu", again) == [(r"mlp.gelu", IdleReason.NOT_RECOMPUTED)] * is_idle
 
 
 def test_recompute_of_an_operator_of_the_layer_itself_is_idle_if_nothing_runs_again():
@@ -519,4 +519,4 @@ def test_recompute_of_an_operator_of_the_layer_itself_is_idle_if_nothing_runs_ag
 
 def test_recompute_is_idle_for_the_parallel_optimizer_if_all_of_it_is_gathered():
     assert idle_recomputes("mlp", "norm", gathering=("matmul", "gelu")) == [("mlp", IdleReason.GATHERED)]
-    assert idle_recomputes("mlp", "norm", gathering=("matmul",)) == [("mlp", IdleReason.NOT_RUN_AGAIN)]
+    assert idle_recomputes("mlp", "norm", gathering=("matmul",)) == [("mlp", IdleReason.NOT_RECOMPUTED)]

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from mindswap.graph.sharding.split_backward import BackwardSplits
-from mindswap.graph.sharding.split_rules import OperatorCall, output_splits, summed_parts
-from mindswap.graph.sharding.splits import gathered_to, reshape_split
+from mindswap.graph.sharding.split_rules import OperatorCall, num_summed_ranks, output_splits
+from mindswap.graph.sharding.splits import reshape_split, unsplit_one_dimension
 from tests.graph.builders import node
 
 CASES = {
@@ -106,7 +106,7 @@ SUMS = {
 @pytest.mark.parametrize("case", SUMS.values(), ids=SUMS)
 def test_ranks_with_parts_of_a_sum(case):
     name, operands, splits, outputs, integers, tuples, expected = case
-    assert summed_parts(OperatorCall(name, operands, splits, outputs, integers, tuples)) == expected
+    assert num_summed_ranks(OperatorCall(name, operands, splits, outputs, integers, tuples)) == expected
 
 
 # The same cut under another shape, by hand.
@@ -130,7 +130,12 @@ def test_reshape_split(source, split, target, expected):
 
 
 def test_one_dimension_is_gathered_until_so_many_parts_are_left():
-    assert [gathered_to((2, 4, 1), count) for count in (4, 2, 8, 1)] == [(1, 4, 1), (2, 1, 1), (2, 4, 1), None]
+    assert [unsplit_one_dimension((2, 4, 1), count) for count in (4, 2, 8, 1)] == [
+        (1, 4, 1),
+        (2, 1, 1),
+        (2, 4, 1),
+        None,
+    ]
 
 
 def test_what_backward_calls_a_tensor_is_followed_over_eight_operators():
