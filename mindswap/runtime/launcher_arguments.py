@@ -1,4 +1,4 @@
-"""The 1-, 2-, 6- and 9-argument forms of the launcher, as in MindFormers' msrun_launcher.sh."""
+"""Parse the 1-, 2-, 6- and 9-argument forms of the launcher, as in MindFormers' msrun_launcher.sh."""
 
 import os
 import re
@@ -21,28 +21,32 @@ class Job:
     order: str  # EXECUTE_ORDER as given
     num_workers: int = 8  # on all machines
     num_local_workers: int = 8  # on this machine
-    # master_addr, master_port: where the scheduler listens
+    # address and port of the scheduler
     master_addr: str = "127.0.0.1"
     master_port: int = DEFAULT_MASTER_PORT
     node_rank: int = 0  # number of this machine; -1: MindSpore numbers the workers
-    log_dir: str = DEFAULT_LOG_DIR  # as given, without MF_LOG_SUFFIX
-    join: bool = False  # wait for the workers
-    timeout_s: int = 7200  # how long workers wait for each other; negative: for ever
+    log_dir: str = DEFAULT_LOG_DIR  # log folder as given, without MF_LOG_SUFFIX
+    join: bool = False  # whether to wait for the workers
+    timeout_s: int = 7200  # timeout of the workers' start; negative for none
 
     @property
     def is_single_node(self) -> bool:
-        """All workers are on this machine; then the address plays no role."""
+        """Return whether all workers are on this machine, so that the address is not needed."""
         return self.num_workers == self.num_local_workers
 
     @property
     def ranks(self) -> range:
-        """The workers of this machine, as msrun numbers them and their logs."""
+        """Ranks of the workers of this machine, as in the names of msrun's logs."""
         first = 0 if self.is_single_node else max(self.node_rank, 0) * self.num_local_workers
         return range(first, first + self.num_local_workers)
 
 
 def parse_arguments(words: list[str]) -> Job:
-    """The job that the words describe. Raises LaunchError: every problem, one per line."""
+    """Parse the arguments of the launcher.
+
+    Raises:
+        LaunchError: if any are wrong; has one line for each problem.
+    """
     if len(words) not in _FORMS:
         raise LaunchError(f"{len(words)} arguments\n    allowed: 1, 2, 6 or 9")
     values: dict[str, Any] = {}
@@ -113,20 +117,20 @@ _FORMS: dict[int, tuple[str, ...]] = {
 }
 
 
-# EXECUTE_ORDER, one string, to the command of a worker, with the plugin on.
+# Conversion of the string EXECUTE_ORDER to the command of a worker with the plugin.
 
 _PLUGIN = ["-m", "mindswap", "run"]
 _ENTRY = "run_mindformer.py"
-# Quoted text and escaped characters; outside single quotes a shell drops a backslash with the line end after it.
+# Quoted text and escaped characters; outside of single quotes a shell drops a backslash and the newline after it.
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 
 
 def split_order(order: str) -> list[str]:
-    """The words of the order, as a shell splits them, with quotes respected and nothing evaluated.
+    """Split the order into words like a shell, with quotes but without any expansion.
 
     Raises:
-        LaunchError: quotes are not closed, or there is no word.
+        LaunchError: if a quote is not closed, or there is no word.
     """
 
     def join_lines(found: re.Match[str]) -> str:
@@ -143,18 +147,18 @@ def split_order(order: str) -> list[str]:
 
 
 def worker_command(words: list[str], source: str = "EXECUTE_ORDER") -> tuple[list[str], str | None]:
-    """Command of Python in every worker.
+    """Return the Python command of every worker.
 
     Args:
-        words: the order, split: `run_mindformer.py ARGS`, another script, only options (for the
-            package's own entry), or any of these after `python` or `python -m mindswap run`.
-        source: where the words stand, for messages.
+        words: the split order: `run_mindformer.py ARGS`, another script, only options (for the entry of this package),
+            or any of these after `python` or `python -m mindswap run`.
+        source: origin of the words, for messages.
 
     Returns:
-        The arguments of Python, `-m mindswap run ...`, and a remark for the user.
+        The arguments of Python, `-m mindswap run ...`, and a remark for the user (None without any).
 
     Raises:
-        LaunchError: there is no such script.
+        LaunchError: if the script does not exist.
     """
     if words[0] in ("python", "python3"):
         words = words[1:]

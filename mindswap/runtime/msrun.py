@@ -1,4 +1,4 @@
-"""The msrun command line and the environment of the workers."""
+"""Command line of msrun, environment and logs of its workers."""
 
 import importlib.util
 import os
@@ -15,15 +15,21 @@ from mindswap.runtime.logs.read import find_last_error, read_tail
 from mindswap.system.children import module_command
 from mindswap.units import format_bytes
 
-# msrun puts the name of its log folder into a command of a shell, unquoted, where these have no meaning.
+# Characters allowed in the name of the log folder: msrun puts it unquoted into a shell command.
 PLAIN_FOR_MSRUN = ":,"
 
 
 def msrun_arguments(job: Job, log_dir: str, command: list[str], *, bind_core: bool) -> list[str]:
-    """The arguments of msrun; `bind_core` gives every worker CPU cores of its own, near its card.
+    """Build the arguments of msrun.
 
-    msrun hands the name of `log_dir` to a shell, so it must be plain. `command` is `python` and its arguments; after
-    `--`, without which msrun takes some of them for its own.
+    Args:
+        job: workers, address and timeout.
+        log_dir: log folder; its name must be plain because msrun puts it into a shell command.
+        command: `python` and its arguments. They follow `--`, else msrun parses some of them as its own options.
+        bind_core: whether to bind each worker to separate CPU cores near its device.
+
+    Returns:
+        The arguments, without `msrun` itself.
     """
     return [
         *(["--bind_core=True"] if bind_core else []),
@@ -41,13 +47,12 @@ def msrun_arguments(job: Job, log_dir: str, command: list[str], *, bind_core: bo
 
 
 def find_python() -> str:
-    """The name, `python` or `python3`, under which msrun finds this very interpreter.
+    """Return the name, `python` or `python3`, by which msrun finds this interpreter.
 
-    msrun starts workers with one of these two names only; `worker_environment` puts the folder of
-    this interpreter first in PATH.
+    msrun supports these two names only; `worker_environment` puts the folder of this interpreter first in PATH.
 
     Raises:
-        LaunchError: the folder has neither.
+        LaunchError: if the folder has neither.
     """
     here = Path(sys.executable)
     for name in ("python", "python3"):
@@ -59,10 +64,10 @@ def find_python() -> str:
 
 
 def find_msrun() -> list[str]:
-    """The command that starts the msrun of this interpreter's MindSpore.
+    """Return the command that starts msrun of this interpreter's MindSpore.
 
     Raises:
-        LaunchError: MindSpore is not installed.
+        LaunchError: if MindSpore is not installed.
     """
     if importlib.util.find_spec("mindspore") is None:
         raise LaunchError(
@@ -74,12 +79,12 @@ def find_msrun() -> list[str]:
 
 
 def log_folder(job: Job, environment: Mapping[str, str]) -> Path:
-    """LOG_DIR with MF_LOG_SUFFIX."""
+    """Return LOG_DIR with MF_LOG_SUFFIX appended."""
     return Path(job.log_dir + _suffix(environment))
 
 
 def worker_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The environment for msrun and its workers; MindFormers writes `output/` below `folder`."""
+    """Return the environment of msrun and its workers; MindFormers writes to `output/` in `folder`."""
     suffix = _suffix(environment)
     result = dict(environment)
     result["PATH"] = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), environment.get("PATH")]))
@@ -95,19 +100,27 @@ def _suffix(environment: Mapping[str, str]) -> str:
     return f"_{suffix}" if suffix else ""
 
 
-# Logs of the workers: old ones out of the way, and what they say when a run failed.
+# Logs of the workers: archive old ones, report errors.
 
 
 def worker_log(folder: Path, rank: int) -> Path:
-    """File in which msrun writes what a worker prints."""
+    """Return the path of the log in which msrun writes the output of a worker."""
     return folder / f"worker_{rank}.log"
 
 
 def archive_old_logs(folder: Path, ranks: Iterable[int], num_workers: int, *, with_scheduler: bool) -> list[Path]:
-    """Rename logs of an earlier run to `*.log.old`, so that none is taken for one of this run; gives those.
+    """Rename logs of an earlier run to `*.log.old`, so that they are not mistaken for logs of this run.
 
-    Only logs that this machine is about to write, and those of workers that this job has not: others
-    may come from other machines of the same job, in a shared folder.
+    Other logs are kept, because in a shared folder other machines of the same job may be writing them.
+
+    Args:
+        folder: log folder.
+        ranks: workers of this machine, whose logs are renamed.
+        num_workers: workers of the job; logs with a higher number are renamed, too.
+        with_scheduler: whether to rename `scheduler.log`.
+
+    Returns:
+        The renamed logs, by their former paths.
     """
     mine = set(ranks)
     logs = [folder / "scheduler.log"] if with_scheduler else []
@@ -122,7 +135,7 @@ def archive_old_logs(folder: Path, ranks: Iterable[int], num_workers: int, *, wi
 
 
 def failure_report(folder: Path, ranks: Iterable[int]) -> str:
-    """Report of failed workers: those with the same last error once, those with an error first."""
+    """Format the last errors of failed workers; workers with equal errors are grouped, those with an error first."""
     found: dict[tuple[bool, str], list[int]] = {}
     for rank in ranks:
         found.setdefault(_examine(worker_log(folder, rank)), []).append(rank)
@@ -143,7 +156,7 @@ def _name(ranks: list[int]) -> str:
 
 
 def _examine(log: Path) -> tuple[bool, str]:
-    """Whether it is a cause, and the text of a log about its end."""
+    """Return whether a log has a cause of the failure, and a text for the report."""
     try:
         lines = read_tail(log)
     except OSError:
@@ -153,16 +166,19 @@ def _examine(log: Path) -> tuple[bool, str]:
     return False, "no error in the log; msrun stops all workers when one fails" if lines else "its log is empty"
 
 
-# Is the master's port free?
+# Port of the scheduler.
 
 
 def check_port(address: str, port: int, fix: str = "") -> None:
-    """Raise if the master runs here and its port is taken; a port of another machine is not checked.
+    """Check that the port of the scheduler is free, if it runs on this machine.
 
-    `fix` is what is typed before the free port, such as `add --master_port=`.
+    Args:
+        address: address of the scheduler; another machine is not checked.
+        port: port of the scheduler.
+        fix: text before the free port in the error, such as `add --master_port=`.
 
     Raises:
-        LaunchError: naming a free port; or the address is unknown.
+        LaunchError: if the port is in use (names a free one), or the address is unknown.
     """
     try:
         family, _, _, _, place = socket.getaddrinfo(address.strip("[]"), port, type=socket.SOCK_STREAM)[0]
@@ -178,7 +194,7 @@ def check_port(address: str, port: int, fix: str = "") -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on."""
+    """Return an unused port of this machine."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return server.getsockname()[1]
@@ -186,7 +202,7 @@ def free_port() -> int:
 
 def _can_listen(family: int, place: tuple[Any, ...], port: int) -> bool:
     with socket.socket(family, socket.SOCK_STREAM) as server:
-        # As MindSpore's scheduler does: connections of an earlier run that wait for their end do not count.
+        # As MindSpore's scheduler: connections of an earlier run in TIME_WAIT do not block the port.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind((place[0], port, *place[2:]))
@@ -196,16 +212,22 @@ def _can_listen(family: int, place: tuple[Any, ...], port: int) -> bool:
     return True
 
 
-# Room on a file system: where a run writes, and how much is free there.
+# Free space of the file systems that a run writes to.
 
-# Plan, state and the logs of a short run; assumed: a rank writes some 100 KiB before its first step.
+# Size of plan, state and logs of a short run; assumes about 100 KiB of logs per rank before the first step.
 RUN_DIR_BYTES = 1 << 20
 
 
 def describe_full(folder: Path, needed_bytes: int, what: str) -> str:
-    """Room that is missing on the file system of a folder, which need not exist, for `what`; empty if there is room.
+    """Describe a file system with too little space; without free inodes it has none.
 
-    Nothing is free without an inode.
+    Args:
+        folder: a folder on the file system, which need not exist.
+        needed_bytes: required space.
+        what: purpose of the space, for the message.
+
+    Returns:
+        The message; "" if there is enough space.
     """
     place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     status = os.statvfs(place)
@@ -220,10 +242,10 @@ def describe_full(folder: Path, needed_bytes: int, what: str) -> str:
 
 
 def require_room(run_dir: Path) -> None:
-    """Stop before anything is planned for a run that could not write its logs.
+    """Fail early, before planning, if the logs of a run do not fit on its file system.
 
     Raises:
-        LaunchError: naming the folder and what is missing.
+        LaunchError: if they do not fit; names folder and missing space.
     """
     if missing := describe_full(run_dir, RUN_DIR_BYTES, "a run"):
         raise LaunchError(

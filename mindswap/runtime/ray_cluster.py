@@ -1,4 +1,4 @@
-"""A Ray cluster that runs: how to reach it, what its nodes must have in common, functions that run on any of them."""
+"""Connect to a running Ray cluster, compare its nodes, and run functions on them."""
 
 import contextlib
 import importlib
@@ -13,23 +13,30 @@ from mindswap.errors import LaunchError, MindswapError, install_command
 from mindswap.rules.machine.software import installed_version
 from mindswap.version import __version__
 
-# A node that does not answer for so long is lost.
+# Timeout after which a node counts as lost.
 ANSWER_S = 60.0
 CONNECT_S = 10.0
-# So often a function is begun again where its node, or its process, was lost.
+# Retries of a function whose node or process was lost.
 MAX_RETRIES = 3
-NPU = "NPU"  # what Ray calls cards of Ascend
+NPU = "NPU"  # name of Ascend devices in Ray
 
 
 class NodeLostError(MindswapError):
-    """A node, or the actor on it, does not answer any more."""
+    """A node, or the actor on it, does not respond."""
 
 
 def connect(address: str, **options: Any) -> Any:
-    """Ray, as part of the cluster at this address, or of the one that runs here (`auto`); options as of `ray.init`.
+    """Connect to a Ray cluster.
+
+    Args:
+        address: `HOST:PORT`, or `auto` for the cluster on this machine.
+        options: options of `ray.init`.
+
+    Returns:
+        The module `ray`.
 
     Raises:
-        LaunchError: it is not installed, or there is no such cluster.
+        LaunchError: if Ray is not installed, or the cluster cannot be reached.
     """
     if importlib.util.find_spec("ray") is None:
         raise LaunchError(f"--ray: Ray is not installed\n    fix:     {install_command('ray')}")
@@ -41,12 +48,12 @@ def connect(address: str, **options: Any) -> Any:
         fix = "ray start --head; where the cluster has a token: RAY_AUTH_MODE=token"
         raise LaunchError(f"--ray {address}: {error}\n    fix:     {fix}") from error
     finally:
-        signal.signal(signal.SIGTERM, handler)  # Ray ends the program with a handler of its own
+        signal.signal(signal.SIGTERM, handler)  # Ray's handler would end the program
     return ray
 
 
 def _require_reachable(address: str) -> None:
-    """Ray itself tries for more than five minutes, and takes other words for orders to start something."""
+    """Check the address before `ray.init`, which retries for over five minutes and may start a cluster itself."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -59,18 +66,31 @@ def _require_reachable(address: str) -> None:
 
 
 def alive_nodes(ray: Any) -> list[Mapping[str, Any]]:
-    """The nodes as Ray tells of them."""
+    """Return the alive nodes, as listed by Ray."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
 def on_node(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a task or actor that runs on this node and no other."""
+    """Return the options that pin a task or actor to a node."""
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     return {"scheduling_strategy": strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)}
 
 
 def answer_of(ray: Any, name: str, call: Any) -> Any:
-    """Answer of a call on a node of this name. Raises LaunchError: what it raised; NodeLostError."""
+    """Wait for the result of a remote call.
+
+    Args:
+        ray: the module, from `connect`.
+        name: name of the node, for messages.
+        call: object reference of the call.
+
+    Returns:
+        The result.
+
+    Raises:
+        LaunchError: if the call raised.
+        NodeLostError: if the node does not respond.
+    """
     try:
         return ray.get(call, timeout=ANSWER_S)
     except ray.exceptions.RayTaskError as error:
@@ -80,39 +100,55 @@ def answer_of(ray: Any, name: str, call: Any) -> Any:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions that decide what a command does."""
+    """Return the versions of the packages that determine results."""
     others = {name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
     return {"mindswap": __version__, **others}
 
 
 def version_mistakes(name: str, versions: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """Packages that a node of this name has in other versions than the driver."""
+    """Return a message for each package whose version differs between a node and the driver (`here`)."""
     pairs = [(package, versions.get(package, "none"), version) for package, version in here.items()]
     return [f"node {name}: {package} is {there}, here it is {version}" for package, there, version in pairs
             if there != version]  # fmt: skip
 
 
 def refuse(mistakes: Sequence[str]) -> None:
-    """Raises LaunchError if there is any."""
+    """Refuse nodes that differ.
+
+    Raises:
+        LaunchError: if there are any messages.
+    """
     if mistakes:
         raise LaunchError("\n".join(["the nodes do not match; nothing was started", *(f"    {m}" for m in mistakes)]))
 
 
 def require_same_versions(ray: Any) -> None:
-    """Raises LaunchError: a node would run other code than the driver does."""
+    """Check that all nodes have the package versions of the driver.
+
+    Raises:
+        LaunchError: if a version differs.
+    """
     nodes, task = alive_nodes(ray), ray.remote(package_versions)
     calls = [(node["NodeManagerAddress"], task.options(num_cpus=0, **on_node(node)).remote()) for node in nodes]
     here, found = package_versions(), list[str]()
     for name, call in calls:
-        with contextlib.suppress(NodeLostError):  # it runs nothing
+        with contextlib.suppress(NodeLostError):  # a lost node runs no tasks
             found += version_mistakes(name, answer_of(ray, name, call), here)
     refuse(found)
 
 
 def begin(ray: Any, function: Callable[..., Any], *given: Any) -> Future[Any]:
-    """A function that runs on any node, on one core there.
+    """Start a function on any node, on one core.
 
-    What ran on a lost node runs again elsewhere, so it should change nothing. An error of the package comes as it is.
+    If the node is lost, the function is repeated on another one, so it should have no side effects.
+
+    Args:
+        ray: the module, from `connect`.
+        function: the function.
+        given: its arguments.
+
+    Returns:
+        Future of the result; exceptions of this package are raised unchanged.
     """
     task = ray.remote(function).options(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")
     future: Future[Any] = task.remote(*given).future()

@@ -1,4 +1,4 @@
-"""The command line of one training: a script or the package's own entry, its options, its configuration."""
+"""Parse and check the command line of a training: script, options and configuration."""
 
 import difflib
 import os
@@ -21,15 +21,19 @@ ADAPTIVE_FLAG = "--adaptive-memory-optimization"
 
 @dataclass(frozen=True)
 class Training:
-    """Words behind `mindswap run`."""
+    """Arguments of `mindswap run`."""
 
-    script: Path | None  # the training script; None for the package's own entry
-    options: list[str]  # its options
-    config_path: Path  # the YAML, where the script will look for it
+    script: Path | None  # training script; None for the entry of this package
+    options: list[str]  # options of the script
+    config_path: Path  # the YAML, resolved as the script does
 
 
 def parse_training(words: list[str]) -> Training:
-    """Read `[SCRIPT.py] --config CONFIG ...`. Raises LaunchError if there is no such script, or no --config."""
+    """Parse `[SCRIPT.py] --config CONFIG ...`.
+
+    Raises:
+        LaunchError: if the script does not exist, or --config is missing.
+    """
     script = Path(words[0]) if words and words[0].endswith(".py") else None
     options = words[1:] if script else words
     if script and not script.is_file():
@@ -40,16 +44,16 @@ def parse_training(words: list[str]) -> Training:
     if config is None:
         raise LaunchError("--config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train")
     config_path = Path(config)
-    if script and not config_path.is_absolute():  # upstream's script reads it beside itself
+    if script and not config_path.is_absolute():  # MindFormers' script resolves it relative to its own folder
         config_path = script.resolve().parent / config_path
     return Training(script, options, config_path)
 
 
 def load_trainable(path: Path) -> Document:
-    """A configuration of a form that `mindswap run` takes, read.
+    """Load a configuration that `mindswap run` supports.
 
     Raises:
-        PolicyError: it cannot be read, or is for MindFormers 2.x.
+        PolicyError: if it cannot be read, or is for MindFormers 2.x.
     """
     document = load_document(str(path))
     if find_errors(document.problems):
@@ -59,10 +63,10 @@ def load_trainable(path: Path) -> Document:
 
 
 def find_option(options: list[str], name: str) -> str | None:
-    """Value of `--name value` or `--name=value` among options, the last one; None if it is not there.
+    """Return the last value of `--name value` or `--name=value`; None if the option is missing.
 
     Raises:
-        LaunchError: it is there without a value.
+        LaunchError: if the option has no value.
     """
     found = None
     for position, word in enumerate(options):
@@ -76,17 +80,16 @@ def find_option(options: list[str], name: str) -> str | None:
     return found
 
 
-# A configuration that is wrong by itself stops the launch, before any worker starts.
+# Checks of the configuration before any worker starts.
 
 
 def check_configuration(command: list[str], num_workers: int) -> None:
-    """Check the YAML of a worker's command, `-m mindswap run [SCRIPT.py] OPTIONS`, as it stands.
+    """Check the YAML of a worker's command, `-m mindswap run [SCRIPT.py] OPTIONS`.
 
-    Options that change the YAML make that pointless: then each worker checks what it is given, as it
-    always does.
+    Nothing is checked if options change the YAML; each worker checks its configuration anyway.
 
     Args:
-        command: of a worker.
+        command: command of a worker.
         num_workers: workers of the job, on all machines.
 
     Raises:
@@ -96,7 +99,7 @@ def check_configuration(command: list[str], num_workers: int) -> None:
     try:
         training = parse_training(command[3:])
     except LaunchError:
-        return  # `mindswap run` itself says what is missing
+        return  # `mindswap run` reports the error
     if any(_changes_configuration(option) for option in training.options):
         return
     document = load_document(str(training.config_path))
@@ -107,13 +110,13 @@ def check_configuration(command: list[str], num_workers: int) -> None:
     _check_workers(document, training.options, num_workers)
 
 
-# What MindFormers multiplies and compares with the workers (`_check_parallel` of tools/check_rules.py, mindformers
-# 1.9.0). Experts are spread over data, tensor and context parallel ranks, so `expert_parallel` is not among them.
+# Sizes whose product MindFormers compares with the number of workers (`_check_parallel` of tools/check_rules.py,
+# mindformers 1.9.0). `expert_parallel` is not a factor: experts share the data, tensor and context parallel ranks.
 FACTORS = ("data_parallel", "model_parallel", "context_parallel", "pipeline_stage")
 
 
 def _check_workers(document: Document, options: list[str], num_workers: int) -> None:
-    """Refuse a configuration whose ranks are not the workers: each of them would stop after minutes."""
+    """Refuse a configuration with another number of ranks than workers, as each worker would fail after minutes."""
     stated = find_option(options, "--use_parallel")
     is_parallel = str(document.value("use_parallel") if stated is None else stated).lower() == "true"
     mode = document.value("parallel", "parallel_mode")

@@ -1,4 +1,4 @@
-"""Results that take a compile, kept on disk under everything that decides them."""
+"""Disk cache of results that need a compile; the key contains everything that determines them."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -16,11 +16,11 @@ from mindswap.rules.machine.software import installed_code
 from mindswap.system.environment import COMPILE_VARIABLES
 
 T = TypeVar("T")
-# What a compiled network is made of.
+# Classes of a compiled network.
 GRAPH_CLASSES = (LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
-# Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
+# Sections that do not affect the step without swap and recompute, except for `mindswap: cpu_stand_ins`.
 POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
-# Packages that read, write or show results, and the planner: none of them decides a captured step or a verdict.
+# Packages that do not affect a captured step or a verification: those that read or format results, and the planner.
 NOT_IN_CACHE_KEY = (
     "command_line",
     "planner",
@@ -44,16 +44,16 @@ def cached_result(
     is_of_network: bool = False,
     **question: Any,
 ) -> T:
-    """The answer to a question about a configuration.
+    """Return a result for a configuration from the cache, or compute and store it.
 
     Args:
         document: the configuration.
-        policy: what it asks for.
-        classes: dataclasses that the answer is made of.
-        make: finds the answer.
-        use_cache: False asks anew and keeps nothing.
-        is_of_network: of the configuration counts only what the network is built from, not `POLICY_SECTIONS`.
-        question: what is asked, JSON values.
+        policy: its policy.
+        classes: dataclasses in the result.
+        make: function that computes the result.
+        use_cache: False computes the result and stores nothing.
+        is_of_network: whether the result depends on the network only, not on `POLICY_SECTIONS`.
+        question: kind and arguments of the result as JSON values, part of the key.
     """
     data = document.data()
     if not use_cache or _has_own_code(data):
@@ -68,19 +68,19 @@ def cached_result(
 
 
 def _has_own_code(data: Any) -> bool:
-    """True if the network comes from code of the user's, which may change without the YAML."""
+    """Return whether the network is built by the user's code, which may change independently of the YAML."""
     if isinstance(data, dict):
         return "auto_register" in data or any(_has_own_code(value) for value in data.values())
     return isinstance(data, (list, tuple)) and any(_has_own_code(value) for value in data)
 
 
 def _compile_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that change a compile."""
+    """Return the environment variables that affect a compile."""
     return {name: environ[name] for name in COMPILE_VARIABLES & environ.keys()}
 
 
 def _versions() -> dict[str, str]:
-    """Versions of what compiles and reads the result; mindswap by the text of its files: other checkouts share it."""
+    """Return the versions of compiler and reader; of mindswap a hash of its sources, as checkouts share the cache."""
     found = {name: installed_code(name) or "none" for name in ("mindspore", "mindformers")}
     package = Path(__file__).parents[1]
     asked = (*package.rglob("*.py"), *package.glob("data/graph/*.json"))

@@ -1,4 +1,4 @@
-"""The Python interface: put a policy on any network whose layers are a list."""
+"""Python interface to networks: apply a policy, capture the graph, read the layers."""
 
 import importlib.util
 import logging
@@ -31,26 +31,26 @@ def apply(
     unit: Unit = Unit.OPERATORS,
     copies: "CopyEngine | HyperParallel | None" = None,
 ) -> tuple[LayerDecisions, ...]:
-    """Set a policy on a network, before its first compile; in PyNative mode let it swap from its second pass on.
+    """Apply a policy to a network before its first compile; in PyNative mode swap starts with the second step.
 
     Args:
-        network: a MindSpore `Cell`; its layers are changed in place.
+        network: a MindSpore `Cell`; its layers are modified in place.
         policy: from `mindswap.load_policy`, or built from `mindswap.policy.model`.
-        layers: path of the list of layers, e.g. `"backbone.blocks"`; None looks for the list as the
-            models of MindFormers name it.
-        with_lazy_inline: mark the network as lazy_inline, without which the compiler offloads
-            nothing. The CPU backend cannot execute such a network: False there.
-        logger: gets one line for each thing set; default is the logger of `mindswap.adapters.graph.apply`.
-        unit: what the prefetch distances of the policy count; layers in PyNative mode only.
-        copies: how bytes move in PyNative mode: `StreamCopies()` on Ascend, `HyperParallel()` to leave all of it to the
-            engine of MindFormers 2.x; default is a thread on a CPU, and an error on any other device.
+        layers: path of the list of layers, e.g. `"backbone.blocks"`; None searches the names that models of
+            MindFormers use.
+        with_lazy_inline: mark the network as lazy_inline, because the compiler offloads nothing without it. Use False
+            for the CPU backend, which cannot execute such a network.
+        logger: logs one line for each setting; None for the logger of `mindswap.adapters.graph.apply`.
+        unit: unit of the policy's prefetch distances; layers in PyNative mode only.
+        copies: copy engine in PyNative mode: `StreamCopies()` on Ascend, `HyperParallel()` for the engine of
+            MindFormers 2.x; None for a thread on CPU, and an error on any other device.
 
     Returns:
-        What was set, one entry per layer; empty if the policy has swap disabled.
+        The applied settings, one entry per layer; empty if the policy has swap disabled.
 
     Raises:
-        ApplyError: if there is no such list, a pattern names nothing in the network, in PyNative mode a swap runs
-            on it already, or `copies` cannot do what the policy asks for.
+        ApplyError: if the list of layers does not exist, a pattern matches nothing, `copies` does not support the
+            policy, or in PyNative mode the network already has a swap.
     """
     from mindswap.adapters.graph import mindspore as adapter
     from mindswap.adapters.graph.network import resolve_layers
@@ -86,7 +86,7 @@ def _decisions(policy: Policy, cells: Sequence[Any]) -> list[LayerDecisions]:
 def _upstream(
     network: Any, cells: Sequence[Any], policy: Policy, unit: Unit, copies: "CopyEngine | HyperParallel | None"
 ) -> Callable[[], None] | None:
-    """Function that hands the network over to the engine of MindFormers 2.x, if that was asked for."""
+    """Return a function that passes the network to the engine of MindFormers 2.x; None if it was not requested."""
     from mindswap.adapters.pynative.hyper_parallel import HyperParallel
 
     if not isinstance(copies, HyperParallel):
@@ -97,15 +97,18 @@ def _upstream(
 
 
 def capture(network: Any, inputs: Sequence[Any], with_lazy_inline: bool = True) -> Graph:
-    """Forward and backward of any network as MindSpore's frontend compiles them; no device, nothing is run.
+    """Compile forward and backward of any network with MindSpore's frontend, without executing it.
 
-    What is kept, swapped and recomputed is read from the graph with `mindswap.graph.storage.classify_saved`.
+    `mindswap.graph.storage.classify_saved` finds saved, swapped and recomputed tensors in the graph.
 
     Args:
-        network: a MindSpore `Cell` that gives a loss, with or without a policy on it.
-        inputs: its inputs, as tensors of the right shape and dtype; the values do not matter.
-        with_lazy_inline: mark the network as lazy_inline first, without which nothing is offloaded. The
-            CPU backend cannot execute such a network: do not train with it there.
+        network: a MindSpore `Cell` that returns a loss, with or without a policy.
+        inputs: its inputs, tensors of the right shape and dtype; the values are not used.
+        with_lazy_inline: mark the network as lazy_inline, because nothing is offloaded without it. The CPU backend
+            cannot execute such a network.
+
+    Returns:
+        The graph of one training step.
 
     Raises:
         GraphError: if the compiler refuses the network.
@@ -122,29 +125,29 @@ def capture(network: Any, inputs: Sequence[Any], with_lazy_inline: bool = True) 
 
 
 def running_swap(network: Any) -> "Swap | None":
-    """The swap that `apply` began on a network in PyNative mode: what it moves, what was predicted, how to end it."""
+    """Return the swap that `apply` started on a network in PyNative mode; None if there is none."""
     from mindswap.adapters.pynative import swap
 
     return swap.running_swap(network)
 
 
-# The layers of a configuration's network, as MindFormers builds it.
+# Layers of a configuration's network, as built by MindFormers.
 
 
 def has_mindformers() -> bool:
-    """True if the real network can be asked."""
+    """Return whether MindSpore and MindFormers are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("mindspore", "mindformers"))
 
 
 def find_layer_trees(path: str, known: LayerTrees | None, num_layers: int | None) -> LayerTrees | None:
-    """The layers as a table has them (`known`), else as MindFormers builds them; None where that is not possible."""
+    """Return the layers from a table (`known`), else as built by MindFormers; None if neither is possible."""
     if known is not None or num_layers is None or not has_mindformers():
         return known
     return read_real_trees(path, num_layers)
 
 
 def read_real_trees(path: str, num_layers: int) -> LayerTrees:
-    """The layers as MindFormers builds them from a YAML file."""
+    """Build the network of a YAML file with MindFormers, and return its layers."""
     absolute_path = os.path.abspath(path)  # noqa: PTH100 quiet() changes the working directory
     with quiet():
         from mindswap.adapters.graph.mindformers import read_layer_trees

@@ -1,4 +1,4 @@
-"""Child processes: what they import, and that they end with this one, however it ends."""
+"""Child processes: their import paths, their lifetime (they end with this process), and JSON commands."""
 
 import contextlib
 import ctypes
@@ -21,54 +21,56 @@ from mindswap.system.scratch import remove_abandoned
 from mindswap.system.signals import LIFELINE, held_signals
 
 PACKAGE_FOLDER = Path(__file__).parents[2]
-# `sys` is built in: nothing is imported from the working folder before the paths are set, no `runpy.py` either.
+# `sys` is built in, so nothing is imported from the working folder before the paths are set, not even a `runpy.py`.
 _RUN_MODULE = (
     "import sys; sys.path[:] = {paths!r}; import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-_START_FOLDER = ""  # absolute; "" where it is gone
+_START_FOLDER = ""  # absolute path of the working folder at start; "" if it was deleted
 with contextlib.suppress(OSError):
     _START_FOLDER = str(Path.cwd())
 
 
 def import_paths() -> list[str]:
-    """Where this process finds modules, as absolute paths, without the working folder.
+    """Return the module search path of this process, as absolute paths without the working folder.
 
-    A child with these imports the same MindFormers, and this very package, whatever folder it runs in.
+    A child with this path imports the same MindFormers and the same package, in any working folder.
     """
     paths = [os.path.join(_START_FOLDER, path) for path in sys.path if path]  # noqa: PTH118 they stay as they are
     return paths if str(PACKAGE_FOLDER) in paths else [*paths, str(PACKAGE_FOLDER)]
 
 
 def module_command(module: str, *words: str, first: Sequence[Path] = ()) -> list[str]:
-    """The command that runs a module, which imports what this process would; `first` is searched before."""
+    """Return the command that runs a module with the search path of this process, after the paths in `first`."""
     paths = [*map(str, first), *import_paths()]
     return [sys.executable, "-c", _RUN_MODULE.format(paths=paths), module, *words]
 
 
 def with_package(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with which a Python of any command finds this package, after the paths that they name."""
+    """Return variables with this package appended to PYTHONPATH, for Python in any command."""
     if str(PACKAGE_FOLDER) in (*site.getsitepackages(), site.getusersitepackages()):
         return {**environ}
     paths = [*filter(None, [environ.get("PYTHONPATH")]), str(PACKAGE_FOLDER)]
     return {**environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-# Workers that end with the process that watches over them, by the kernel's own hand.
+# Lifeline: the kernel ends the workers when the supervising process ends.
 #
-# A process that watches can be killed itself, and a thread of the worker may wait for a compiler that holds the
-# interpreter. So the watching process holds a pipe: when its end closes, however that process ended, the kernel sends
-# every worker SIGKILL (F_SETSIG of fcntl(2)). It does not matter who started the worker, and who of those in between is
-# still alive.
+# The supervisor itself can be killed, and a watchdog thread in a worker can be blocked by a compiler that holds the
+# GIL. Therefore the supervisor holds the write end of a pipe. When it closes, for any reason, the kernel sends SIGKILL
+# to every worker (F_SETSIG of fcntl(2)), independent of the processes between supervisor and worker.
 
 _PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
 def lifeline() -> Iterator[str]:
-    """While this lasts, processes that hold it live; to be entered after every fork that outlives this process.
+    """Open a lifeline: processes that hold it are killed when the context or this process ends.
 
-    Gives its name, for `LIFELINE` in the environment of the workers.
+    Enter it after forking any process that outlives this one.
+
+    Yields:
+        Name of the pipe, for `LIFELINE` in the environment of the workers.
     """
     read_end, write_end = os.pipe()
     try:
@@ -79,10 +81,14 @@ def lifeline() -> Iterator[str]:
 
 
 def hold_lifeline(environment: Mapping[str, str], number: int = signal.SIGKILL) -> None:
-    """Send this process a signal as soon as the one that holds the pipe ends; nothing if no pipe is named.
+    """Hold the lifeline of another process: this process gets a signal when that one ends.
+
+    Args:
+        environment: variables; nothing happens without `LIFELINE`.
+        number: the signal.
 
     Raises:
-        LaunchError: it has ended already.
+        LaunchError: if the other process has already ended.
     """
     name = environment.get(LIFELINE)
     if not name:
@@ -90,7 +96,7 @@ def hold_lifeline(environment: Mapping[str, str], number: int = signal.SIGKILL) 
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
-        return  # of another user: what is left of it ends with the next start
+        return  # of another user; leftovers are stopped by the next start
     except OSError as error:
         raise LaunchError(f"the run that this worker belongs to has ended ({LIFELINE}={name})") from error
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
@@ -102,7 +108,7 @@ def hold_lifeline(environment: Mapping[str, str], number: int = signal.SIGKILL) 
 
 
 def tie_to_parent() -> Callable[[], None]:
-    """Function that a child calls before it starts its program, as msrun: it ends with the thread that started it."""
+    """Return a `preexec_fn` for children that cannot hold a lifeline (msrun): they end with the starting thread."""
     library, parent = ctypes.CDLL(None), os.getpid()
 
     def tie() -> None:
@@ -113,7 +119,7 @@ def tie_to_parent() -> Callable[[], None]:
     return tie
 
 
-# Processes that end with this one, however it ends.
+# Processes that end with this one.
 
 STOP_GRACE_S, STOP_LIMIT_S = 5.0, 20.0
 
@@ -122,18 +128,21 @@ STOP_GRACE_S, STOP_LIMIT_S = 5.0, 20.0
 def started(
     words: Sequence[str], environment: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator["subprocess.Popen[Any]"]:
-    """Start a process, in a session of its own; when this is left, it has ended with what it started.
+    """Start a process in a new session, and end it with all its children when the context is left.
 
-    Ctrl-C in a terminal is for this process, which then ends the other one. A program of this package holds the
-    lifeline, so it ends even if this process is killed.
+    Ctrl-C in a terminal reaches this process only, which then ends the other one. Programs of this package hold the
+    lifeline, so they end even if this process is killed.
 
     Args:
-        words: its command.
-        environment: its variables; default is `package_environment`.
-        options: of `Popen`.
+        words: the command.
+        environment: its variables; None for `package_environment`.
+        options: options of `Popen`.
+
+    Yields:
+        The process.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: if it cannot be started.
     """
     process: subprocess.Popen[Any] | None = None
     with lifeline() as held:
@@ -149,20 +158,20 @@ def started(
 
 
 def _end_session(process: "subprocess.Popen[Any]") -> None:
-    """End a process that leads a session, with all of that; scratch folders of one that had to be killed go, too."""
+    """End a session leader and its session; if it has to be killed, also remove its scratch folders."""
     if process.poll() is None:
         _send_group(process.pid, signal.SIGTERM)
         limit_s = time.monotonic() + STOP_GRACE_S
         while (is_running := not _has_ended(process.pid)) and time.monotonic() < limit_s:
             time.sleep(0.02)
-        _send_group(process.pid, signal.SIGKILL)  # not reaped yet: nobody else has this number
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a device or a file system
+        _send_group(process.pid, signal.SIGKILL)  # not reaped yet, so the number is not reused
+        with contextlib.suppress(subprocess.TimeoutExpired):  # blocked by a device or a file system
             process.wait(STOP_LIMIT_S)
         if is_running:
             remove_abandoned()
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
-            with contextlib.suppress(BrokenPipeError):  # what was left in the buffer
+            with contextlib.suppress(BrokenPipeError):  # unwritten data in the buffer
                 stream.close()
 
 
@@ -172,27 +181,34 @@ def _send_group(pid: int, number: int) -> None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Return whether a child has ended; it is not reaped."""
+    """Return whether a child has ended, without reaping it."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # somebody reaped it
+    except ChildProcessError:  # already reaped
         return True
 
 
-# Questions to programs of the package: a process of its own takes the memory of MindSpore with it when it ends, and a
-# compiler that crashes does not end the one that asks.
+# Commands with JSON output. They run in a child process, because that frees the memory of MindSpore, and because a
+# crash of the compiler does not end this process.
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a command."""
+    """Result of a command."""
 
-    exit_code: int  # 0 and 1 come with data, if the command has any
-    data: Any  # its JSON; None where it printed none
-    error: str  # its error, or what else it wrote to the standard error; last lines
+    exit_code: int  # 0 and 1 have data, if the command has any
+    data: Any  # parsed JSON; None without any
+    error: str  # error message, or the last lines of the standard error
 
     def require(self, what: str) -> Any:
-        """The data. Raises LaunchError: there is none."""
+        """Return the data.
+
+        Args:
+            what: name of the action, for the error.
+
+        Raises:
+            LaunchError: if there is none.
+        """
         if self.data is None:
             raise LaunchError(f"{what}: {self.error or f'exit code {self.exit_code}'}")
         return self.data
@@ -204,10 +220,19 @@ def ask(
     module: str = "mindswap",
     variables: Mapping[str, str] = {},
 ) -> Answer:
-    """Run `mindswap WORDS`, or another module, whose answer is JSON. `variables` are added to its environment.
+    """Run `mindswap WORDS`, or another module, and parse its JSON output.
+
+    Args:
+        words: arguments of the command.
+        limit_s: timeout; None for no limit.
+        module: the module to run.
+        variables: additional environment variables.
+
+    Returns:
+        The result, also if the command failed.
 
     Raises:
-        LaunchError: it cannot be started, or took longer than `limit_s` and was ended.
+        LaunchError: if it cannot be started, or was stopped after `limit_s`.
     """
     environment = {**package_environment(), **variables, "TQDM_DISABLE": "1"}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -224,6 +249,6 @@ def ask(
     except ValueError:
         data = None
     if isinstance(data, dict) and data.get("error") is not None:
-        data = None  # it is on the standard error, too
-    said = error_text.rpartition("mindswap: error: ")[2]  # after the progress; all, where there is no error
+        data = None  # the standard error has it, too
+    said = error_text.rpartition("mindswap: error: ")[2]  # without progress messages; all of it if there is no error
     return Answer(process.returncode, data, "\n".join(said.strip().splitlines()[-12:]))
