@@ -1,13 +1,12 @@
-"""Memory that every policy has, operator by operator, and the layers that wait for their backward then.
+"""Memory in use under every policy, operator by operator, and the layers whose backward is pending then.
 
-Proof: the operators of the step without any policy run in the same order with every policy; what runs again stands
-between them. So what one of them makes is there until the last of them that reads it has ended, if layers leave it for
-backward in forward alone: until the last reader in forward, and again from the first reader in backward to the last,
-swapped, made again or not.
+Proof: the operators of the step without any policy run in the same order under every policy; recomputed operators run
+in between. So an output is alive until its last reader ends. A tensor saved for backward is alive until its last reader
+in forward, and from its first to its last reader in backward, whether it is kept, swapped or recomputed.
 
-    tensor that a layer leaves    | made ... last in forward |          | first ... last in backward |
-    always there                  [--------------------------]          [----------------------------]
-    there if it is kept                                      [----------]
+    tensor saved for backward   | produced ... last in forward |          | first ... last in backward |
+    alive under every policy    [------------------------------]          [----------------------------]
+    alive if it is kept                                        [----------]
 """
 
 from collections import Counter
@@ -22,7 +21,7 @@ from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Program
 from mindswap.simulator.program_builder import build_program
 from mindswap.simulator.step_model import StepModel
 
-NEVER = 2**62  # behind every operator
+NEVER = 2**62  # after every operator
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ they share the link. The longest chain is the step that keeps everything. With a
 - a forward pass may take less, as it need not write what nobody holds: that is granted to each;
 - what runs again stands between the operators of a backward pass and behind what the pass receives. Chains that enter
   the pass on the compute stream or by what it receives get longer by it, but for what communication within the pass
-  hides (`Flow.windows`); those that wait for the network alone need not.
+  hides (`TensorGraph.gaps`); those that wait for the network alone need not.
 
 Two stages, of which the second keeps the first one waiting; the longest chain is F0, F0, B0, B0, B1:
 

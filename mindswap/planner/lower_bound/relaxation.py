@@ -1,31 +1,31 @@
-"""The least step time within a budget, if layers, tensors and copies could be divided at will.
+"""A lower bound of the step time within a budget, by linear relaxation of swap and recompute decisions.
 
-A linear programme that grants every policy what no simulation does: parts of tensors may be kept, swapped or made
-again; copies wait for nothing but the link; operators that run again need only what they read. What it still
-demands every policy must pay, so its optimum is a lower bound of the simulated step time:
+The linear program allows every policy more than a simulation does: fractions of tensors may be kept, swapped or
+recomputed; copies wait for the link only; recomputed operators need only their inputs. Every policy satisfies the
+constraints that remain, so the optimum is a lower bound of the simulated step time:
 
-- at the fullest moment of each stage what has left the device covers what is over the budget;
-- so does what some operator holds with every policy (`liveness_points`), or what forward gathers ahead, and what is
-  kept of the layers that wait then;
-- what has been copied out by then went over the link since forward of these micro-batches began;
-- one name swaps all that backward holds of its operator;
-- what a name swaps does not run again, nor do other operators of that name;
-- functions run again with all of their cell, or one around it; no policy here excludes parts of a cell;
-- what the layer before hands on stays for what runs again and reads it, and so does what is read as a view without a
-  name, but for copies of all of its cell;
-- what runs again reads tensors that are kept, brought back, or made again as well; it hides while the compute stream
-  waits for communication, but only where something reads it: of backward, or other copies;
-- copies that communicate keep the compute stream waiting, but for copies that may stand between;
-- all copies of the step go over the link within the step;
-- the compute stream of each stage does its work and what runs again, and waits for what waits without any policy:
-  the first backward begins no sooner than without copies, however weights are gathered, less what forward saves;
-- passes of a pipeline wait for each other (`pipeline`): the step is as long as each chain of them. Chains are added as
-  long as one is longer than the step that the programme finds.
+- memory: at the peak of each stage, the bytes swapped or recomputed cover the excess over the budget. The same holds at
+  other points of high memory (`liveness_points`), given what every policy holds there or has gathered ahead;
+- link: bytes offloaded before the peak were copied after forward of these micro-batches began, and all copies of the
+  step take place within the step;
+- names: swapping by a name moves all tensors that backward holds under it, and excludes recomputing the operators of
+  that name;
+- functions (operators without a name) are recomputed only with their whole cell, or one around it. No policy
+  considered here excludes parts of a cell;
+- boundary tensors of the previous layer stay for recomputed operators that read them, and so do tensors read through
+  an unnamed view, except if its whole cell is recomputed;
+- recomputed operators read tensors that are kept, prefetched or recomputed as well. Their time is hidden while the
+  compute stream waits for communication, but only if backward or another recomputed operator reads their outputs;
+- recomputed communication delays the compute stream, except for recomputed operators that overlap it;
+- compute: each stage does its work, its recompute, and the waits that exist without any policy. The first backward
+  begins no earlier than without copies, less the stores that forward may avoid;
+- pipeline: the step is at least as long as every chain of dependent passes (`pass_chains`). Violated chains are added
+  as constraints until there is none.
 
 Source:
     Relaxations of this kind bound rematerialization in Jain et al., "Checkmate" (MLSys 2020), and together with
     paging in Patil et al., "POET" (ICML 2022). Here equal layers share their variables, which changes nothing:
-    where fractions of the layers solve the programme, their mean does, as each row counts equal layers alike.
+    if fractions of the layers solve the program, their mean does, as each constraint counts equal layers alike.
 """
 
 import contextlib
@@ -138,7 +138,7 @@ class _StepVariables:
     """Variables of the whole step."""
 
     step_ns: int
-    recompute_ns: list[int]  # what one micro-batch runs again on each stage
+    recompute_ns: list[int]  # recompute time of one micro-batch on each stage
     hidden_ns: int  # of gradients, behind what runs again on any stage
 
 
@@ -175,7 +175,7 @@ def _chain_constraint(bound_inputs: BoundInputs, chain: Chain, times: _StepVaria
 
 
 def _add_hidden(program: _LinearProgram, bound_inputs: BoundInputs, recompute_ns: Sequence[int]) -> int:
-    """The variable of gradients that hide behind what runs again on some stages."""
+    """Add the variable of gradient communication hidden behind recompute on some stages."""
     hidden_ns = program.add_variable(bound_inputs.gradients_ns)
     program.add_constraint({hidden_ns: 1, **dict.fromkeys(recompute_ns, -bound_inputs.num_gradient_reductions)})
     return hidden_ns
@@ -183,29 +183,29 @@ def _add_hidden(program: _LinearProgram, bound_inputs: BoundInputs, recompute_ns
 
 @dataclass
 class _StageSums:
-    """Sums of variables: what a stage keeps, has on the host, copies and runs again."""
+    """Linear expressions of one stage: memory, host memory, copy time and recompute time."""
 
-    # kept_bytes, host_bytes: at the fullest moment
+    # kept_bytes, host_bytes: at the memory peak
     kept_bytes: Constraint = field(default_factory=dict)
     host_bytes: Constraint = field(default_factory=dict)
     out_before_peak_ns: Constraint = field(
         default_factory=dict
-    )  # time on the link by then, less what runs again by then
-    # out_ns, back_ns, both_ns: time on the link in the whole step: to the host, back, both together
+    )  # copy time before the peak, less recompute before the peak
+    # copy time of the whole step: offload, prefetch, both directions together
     out_ns: Constraint = field(default_factory=dict)
     back_ns: Constraint = field(default_factory=dict)
     both_ns: Constraint = field(default_factory=dict)
     recompute_ns: Constraint = field(default_factory=dict)  # what one micro-batch runs again
-    saved_bytes: int = 0  # what is there at the fullest moment if everything is kept
+    saved_bytes: int = 0  # bytes alive at the peak if everything is kept
     kept_bytes_at: list[Constraint] = field(
         default_factory=list
-    )  # what is kept all the time, of what waits at each other moment
+    )  # at each other liveness point: bytes kept from forward to backward
 
 
 def _add_stage(program: _LinearProgram, bound_inputs: BoundInputs, position: int, allow: Allow) -> _StageSums:
-    """The layers of a stage."""
+    """Add the variables and constraints of the layers of a stage; return its sums."""
     stage, transfers = bound_inputs.stages[position], bound_inputs.transfers
-    # Both directions together move at most twice the contended rate.
+    # Both directions together reach at most twice the contended bandwidth.
     rate = max(1000, 2 * transfers.contended_permille) / 1000
     sums = _StageSums(kept_bytes_at=[{} for _ in stage.liveness_points])
     for layers, num_layers in stage.layers.items():
@@ -262,7 +262,7 @@ def _add_time(
     recompute_ns: list[int],
     waits: Constraint,
 ) -> None:
-    """Work of a stage, one after another; behind it backward goes on through the stages before it."""
+    """Add the time of a stage: its work in sequence, followed by backward of the stages before it."""
     stage = bound_inputs.stages[position]
     earlier = range(position)
     hidden_ns = _add_hidden(program, bound_inputs, [recompute_ns[position]])
@@ -272,7 +272,7 @@ def _add_time(
         hidden_ns: -1,
         **waits,
     }
-    # Forward of other stages, which this one waits for, may write less.
+    # Forward of other stages, which this one waits for, may avoid stores.
     others = [
         (layers, number)
         for other in bound_inputs.stages
@@ -296,13 +296,15 @@ def _add_time(
 
 
 class _Layer:
-    """Variables of a layer: which part of each tensor is kept or swapped, and the time of what runs again.
+    """Variables of a layer: the fractions of each tensor that are kept or swapped, and the recompute time.
 
     What is swapped may be late: at the fullest moment it is on the device all the same.
     """
 
     def __init__(self, program: _LinearProgram, tensor_graph: TensorGraph, allow: Allow):
-        self.tensors: list[tuple[int, int, int, int]] = []  # size, and what is kept, swapped in time, swapped late
+        self.tensors: list[
+            tuple[int, int, int, int]
+        ] = []  # size; variables: kept, offloaded before the peak, offloaded later
         for tensor, size in enumerate(tensor_graph.sizes_bytes):
             can_swap = int(allow.swap and tensor not in tensor_graph.gathered | tensor_graph.unswappable_tensors)
             self.tensors.append(
@@ -315,7 +317,7 @@ class _Layer:
         ]
 
         def there(tensor: int, is_again: bool = False) -> Constraint:
-            """Minus the part of a tensor that backward can read, or what runs again."""
+            """Return minus the available fraction of a tensor, for backward or for recomputed operators."""
             may_move = not (is_again and tensor in tensor_graph.tuple_members)
             constraint: Constraint = dict.fromkeys(
                 self.tensors[tensor][1:] if may_move else self.tensors[tensor][1:2], -1
@@ -354,11 +356,11 @@ class _Layer:
             if maker in apart:
                 program.add_constraint({recompute_share[maker]: 1, recompute_share[op]: 1, apart[maker]: -1}, 1)
         compute |= {variable: tensor_graph.unfused_extra_ns[op] for op, variable in apart.items()}
-        # What runs again, and the time that it may take while the compute stream waits.
+        # Recompute time, less the part hidden while the compute stream waits.
         known_ns = {op: max(ns, 0) for op, ns in enumerate(tensor_graph.recompute_ns) if ns > 0 or op in apart}
 
         def add_hidden_time(in_gap: Mapping[int, int], groups: Iterable[tuple[int, Set[int]]], idle_ns: int) -> None:
-            """Adds time to hide in for copies that stand there, as variables say.
+            """Add hidden time for recomputed operators in a gap; `in_gap` has their fractions as variables.
 
             `groups` are variables and operators: as far as the variable says copies of these stand there, if at all.
             """
@@ -395,7 +397,7 @@ class _Layer:
     def _add_cell(
         self, program: _LinearProgram, tensor_graph: TensorGraph, cell: RecomputedCell, recompute_share: Sequence[int]
     ) -> dict[int, int]:
-        """What runs again with a cell, in the same layers: for each operator the variable of the part that does."""
+        """Add a recomputed cell; return, by operator, the variable of the fraction recomputed with the cell."""
         is_again = program.add_variable(1)
         with_cell = {op: program.add_variable(1) for op in cell.ops}
         for op, part in with_cell.items():

@@ -1,4 +1,4 @@
-"""Tensors of a layer, their readers, and the least time of running again: input of the lower bound."""
+"""Tensors of a layer, their readers, and minimum recompute times: input of the lower bound."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -33,16 +33,16 @@ from mindswap.simulator.step_model import StepModel
 
 @dataclass(frozen=True)
 class CommunicationGap:
-    """Time in which the compute stream waits for communication, and operators that could run in it."""
+    """Idle time of the compute stream during communication, and the recomputed operators that may fill it."""
 
-    idle_ns: int  # how long at most
-    ops: tuple[int, ...]  # operators whose copies may stand before the one that waits
-    # of these, the ones of which backward itself first reads something there; copies of others stand there for a copy
+    idle_ns: int  # upper limit of the idle time
+    ops: tuple[int, ...]  # operators that may be recomputed in the gap
+    # of these, the operators whose outputs backward itself first reads in the gap; others run there for one of them
     first_read_ops: frozenset[int]
-    read_before: frozenset[int] = frozenset()  # tensors that backward has read before
+    read_before: frozenset[int] = frozenset()  # tensors that backward reads before the gap
 
     def only_for(self, tensor_graph: "TensorGraph") -> dict[int, set[int]]:
-        """For each operator those whose copies stand there only where its own does, with itself."""
+        """Return, by operator, the operators that are recomputed in the gap only if it is, itself included."""
         readers: dict[int, set[int]] = {op: set() for op in self.ops}
         for op, tensor in tensor_graph.reads:
             if op in readers and tensor_graph.makers[tensor] in readers:
@@ -61,20 +61,21 @@ class CommunicationGap:
 
 @dataclass(frozen=True)
 class RecomputedCell:
-    """A cell that calls functions: no name is theirs, so they run again with all of the cell, or one around it."""
+    """A cell that calls functions: they have no names, so only recompute of the cell, or one around it, runs them."""
 
-    functions: frozenset[int]  # operators that run again in no other way
-    ops: frozenset[int]  # all that run again with the cell, as far as something reads them
-    tensors: frozenset[int]  # what they make of which nothing is left then
-    # (operator, tensor): the operator reads the tensor as a view that is a function of the cell. Without the cell that
-    # view stays for a copy of the operator, so the tensor is kept: no name swaps it
+    functions: frozenset[int]  # operators that are recomputed with the cell only
+    ops: frozenset[int]  # all operators recomputed with the cell, if something reads them
+    tensors: frozenset[int]  # outputs of these that are freed
+    # (operator, tensor): the operator reads the tensor through a view that is a function of the cell. If the operator
+    # is recomputed without the cell, backward holds the view, so the tensor is kept: no name swaps it
     views: frozenset[tuple[int, int]] = frozenset()
-    of_weights: frozenset[int] = frozenset()  # what operators make that read weights alone, of which nothing is left
+    of_weights: frozenset[int] = frozenset()  # freed outputs of operators that read weights only
 
     def made_before(self, read_before: Set[int], tensor_graph: "TensorGraph") -> frozenset[int]:
-        """Operators whose copies come first, in layers in which the cell runs again, if backward has read tensors.
+        """Return the operators recomputed before the gap, given the tensors that backward reads before it.
 
-        As nothing is left of what the cell makes, these are copies of what makes the tensors, and of what those read.
+        The cell's outputs are freed, so backward recomputes their producers and, transitively, the producers of their
+        inputs.
         """
         gone = self.tensors | self.of_weights
         inputs: dict[int, set[int]] = {}
@@ -86,64 +87,62 @@ class RecomputedCell:
 
 @dataclass(frozen=True, eq=False)
 class TensorGraph:
-    """Tensors and operators of one layer."""
+    """Tensors and operators of one layer, each identified by its index."""
 
     sizes_bytes: tuple[int, ...]  # of each tensor
     makers: tuple[int, ...]  # operator that makes each tensor
     saved: frozenset[int]  # tensors that backward reads
-    outputs: frozenset[int]  # tensors that other layers read; no policy makes them again
+    outputs: frozenset[int]  # tensors that other layers read; never recomputed
     reads: tuple[tuple[int, int], ...]  # (operator, tensor) for each tensor that an operator of the layer reads
-    # least time on the compute stream of each operator that runs again; below 0 where forward saves more, as it need
-    # not write what nobody holds
+    # minimum recompute time of each operator on the compute stream; negative if forward saves more than that because it
+    # need not store an output that nothing holds
     recompute_ns: tuple[int, ...]
-    communication_ns: tuple[int, ...]  # time on the communication stream that goes with it
-    # operator that communicates -> those whose copies may run while its copy does; what reads it waits for the rest
+    communication_ns: tuple[int, ...]  # time of the operator on the communication stream
+    # communicating operator -> operators that may be recomputed while it communicates
     overlapping_ops: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    gaps: tuple[CommunicationGap, ...] = ()  # where copies of operators may cost nothing
-    # more time of each operator that runs again if one that reads what it makes does so, too: what has two readers is
-    # not handed on in registers. Empty where that is nothing for all.
+    gaps: tuple[CommunicationGap, ...] = ()  # where recompute may be hidden
+    # additional recompute time of each operator if one of its readers is recomputed, too: an output with two readers is
+    # not fused (kept in registers). Empty if all are 0.
     unfused_extra_ns: tuple[int, ...] = ()
-    # tensors that are weights made whole for forward: no policy swaps them, and without any they are gone before
-    # backward
+    # all-gathered weights: never swapped, and freed before backward if nothing is recomputed
     gathered: frozenset[int] = frozenset()
-    # outputs of the layer before that nobody holds if everything is kept: they stay for what runs again and reads them
+    # outputs of the previous layer that backward holds only for recomputed operators that read them
     boundary_inputs: frozenset[int] = frozenset()
-    unswappable_tensors: frozenset[int] = frozenset()  # tensors that no policy swaps: what holds them has no name
-    freed_by_recompute: frozenset[int] = frozenset()  # tensors of which nothing is left where their operator runs again
-    # tensors that are members of a tuple: what comes back of it is for the gradient of its operator alone
-    # (`graph.passes`), so what runs again reads a member that is kept, or made again
+    unswappable_tensors: frozenset[int] = frozenset()  # tensors held under no name: never swapped
+    freed_by_recompute: frozenset[int] = frozenset()  # tensors freed if their operator is recomputed
+    # members of tuples: a prefetched tuple is read by the gradient of its operator only (`graph.passes`), so recomputed
+    # operators read members that are kept or recomputed
     tuple_members: frozenset[int] = frozenset()
-    # of what backward reads, tensors that one name swaps: all of them move, but for those that are made again
+    # tensors that share a name: all of them are swapped, except recomputed ones
     swapped_together: tuple[tuple[int, ...], ...] = ()
-    # pairs of a tensor that only its operator is a name of, and an operator of that name: what a name swaps does not
-    # run again
+    # (tensor, operator) pairs that share a name; swapping by that name excludes recomputing the operator
     mutually_exclusive: tuple[tuple[int, int], ...] = ()
     recomputed_cells: tuple[RecomputedCell, ...] = ()  # cells that call functions
-    # pairs of operators: where the first runs again the second does, too, as one name is theirs
+    # pairs of operators that share a name: recompute of the first implies recompute of the second
     implied_recomputes: tuple[tuple[int, int], ...] = ()
-    # operators that do not run again, whatever names them: they read weights alone (`simulator.segment_reader`)
+    # operators that are never recomputed because they read weights only (`simulator.segment_reader`)
     computed_once: frozenset[int] = frozenset()
-    avoided_store_ns: int = 0  # what forward saves at most, where nobody holds what it makes
+    avoided_store_ns: int = 0  # upper limit of the stores that forward avoids if nothing holds its outputs
 
     @property
     def inputs(self) -> dict[int, set[int]]:
-        """For each operator those of the layer that make what it reads."""
+        """Producers of the inputs of each operator, within the layer."""
         return _inputs_of(self.makers, self.reads)
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that forward leaves for backward if everything is kept."""
+        """Bytes saved for backward if everything is kept."""
         return sum(self.sizes_bytes[tensor] for tensor in self.saved)
 
 
 def build_tensor_graphs(model: StepModel) -> tuple[TensorGraph, ...]:
-    """The flow of each compiled layer."""
+    """Build the tensor graph of each compiled layer."""
     times_ns = _times_recompute_ns(model)
     return tuple(_build_tensor_graph(model, position, *times_ns) for position in range(len(model.captured.trees)))
 
 
 def _times_recompute_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
-    """By name of an operator of forward, `Flow.recompute_ns`, `Flow.unfused_extra_ns` and `Flow.avoided_store_ns`."""
+    """By name of an operator of forward, `recompute_ns`, `unfused_extra_ns`, `avoided_store_ns` of `TensorGraph`."""
     graph = model.captured.graph
     works = measure_work(graph)
 
@@ -299,32 +298,34 @@ def _build_tensor_graph(
     # of these, what is read in the cell of its operator only, so that all of it runs again together
     freed_by_recompute = {tensor for tensor, node in decided.items() if _are_read_inside(graph, node, holders[tensor])}
     return TensorGraph(
-        tuple(-(-graph.index.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in tensors),
-        makers,
-        frozenset(saved),
-        frozenset(outputs | gathered | boundary_inputs),
-        reads,
-        (*(recompute_ns[node.name] for node in own), *no_time),
-        (*communication_ns, *no_time),
-        _find_overlapping_ops(communication_ns, first_users, makers, reads, is_early, has_halves),
-        tuple(_find_gaps(model, first_users, makers, reads, has_halves)),
-        (*(unfused_extra_ns[node.name] for node in own), *no_time),
-        frozenset(gathered),
-        boundary_inputs,
-        frozenset(range(len(tensors))) - named,
-        frozenset(freed_by_recompute),
-        frozenset(tensor for tensor, node in decided.items() if len(node.outputs) > 1),
-        tuple(_find_swapped_together(decided_named, model.names)),
-        tuple(_find_mutually_exclusive(decided_named, model.names, own)),
-        tuple(_find_recomputed_cells(model, own, tensors, makers, reads, holders)),
-        tuple(_find_implied_recomputes(model, own, {own[makers[tensor]].name for tensor in saved})),
-        _find_computed_once(model, own),
-        sum(avoided_store_ns[node.name] for node in own),
+        sizes_bytes=tuple(
+            -(-graph.index.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in tensors
+        ),
+        makers=makers,
+        saved=frozenset(saved),
+        outputs=frozenset(outputs | gathered | boundary_inputs),
+        reads=reads,
+        recompute_ns=(*(recompute_ns[node.name] for node in own), *no_time),
+        communication_ns=(*communication_ns, *no_time),
+        overlapping_ops=_find_overlapping_ops(communication_ns, first_users, makers, reads, is_early, has_halves),
+        gaps=tuple(_find_gaps(model, first_users, makers, reads, has_halves)),
+        unfused_extra_ns=(*(unfused_extra_ns[node.name] for node in own), *no_time),
+        gathered=frozenset(gathered),
+        boundary_inputs=boundary_inputs,
+        unswappable_tensors=frozenset(range(len(tensors))) - named,
+        freed_by_recompute=frozenset(freed_by_recompute),
+        tuple_members=frozenset(tensor for tensor, node in decided.items() if len(node.outputs) > 1),
+        swapped_together=tuple(_find_swapped_together(decided_named, model.names)),
+        mutually_exclusive=tuple(_find_mutually_exclusive(decided_named, model.names, own)),
+        recomputed_cells=tuple(_find_recomputed_cells(model, own, tensors, makers, reads, holders)),
+        implied_recomputes=tuple(_find_implied_recomputes(model, own, {own[makers[tensor]].name for tensor in saved})),
+        computed_once=_find_computed_once(model, own),
+        avoided_store_ns=sum(avoided_store_ns[node.name] for node in own),
     )
 
 
 def _find_boundary_inputs(graph: Graph, layer_index: int) -> list[tuple[str, int]]:
-    """`Flow.handed` of a compiled layer: name and index of the output of each; nothing but the layer reads them."""
+    """Return `TensorGraph.boundary_inputs` of a compiled layer: (name, output index), read by this layer only."""
     readers: dict[tuple[str, int], set[int | None]] = {}
     for node in graph.forward:
         if is_kernel(node.op):
@@ -341,7 +342,7 @@ def _find_boundary_inputs(graph: Graph, layer_index: int) -> list[tuple[str, int
 
 
 def _find_swapped_together(named: Mapping[int, Node], names: Callable[[Node], Label]) -> Iterable[tuple[int, ...]]:
-    """`Flow.together`, of tensors that only their operator is a name of, with these operators."""
+    """`TensorGraph.swapped_together`, of tensors that only their operator is a name of, with these operators."""
     groups: dict[Hashable, list[int]] = {}
     for tensor, maker in named.items():
         groups.setdefault(names(maker) if len(names(maker)) == 1 else maker.name, []).append(tensor)
@@ -351,7 +352,7 @@ def _find_swapped_together(named: Mapping[int, Node], names: Callable[[Node], La
 def _find_mutually_exclusive(
     named: Mapping[int, Node], names: Callable[[Node], Label], own: Iterable[Node]
 ) -> Iterable[tuple[int, int]]:
-    """`Flow.either` of such tensors; `own` are the operators of the layer."""
+    """`TensorGraph.mutually_exclusive` of such tensors; `own` are the operators of the layer."""
     by_name: dict[Label, list[int]] = {}
     for op, node in enumerate(own):
         by_name.setdefault(names(node), []).append(op)
@@ -366,7 +367,7 @@ def _find_recomputed_cells(
     reads: Iterable[tuple[int, int]],
     holders: Mapping[int, Sequence[Node]],
 ) -> Iterable[RecomputedCell]:
-    """`Flow.together_again`, of the operators of a layer, its tensors, what makes each, and all names of it.
+    """`TensorGraph.recomputed_cells`, of the operators of a layer, its tensors, what makes each, and all names of it.
 
     What reads weights alone runs again with the cell only in a step that swaps (`simulator.segment_reader`).
     """
@@ -404,7 +405,7 @@ def _find_recomputed_cells(
 
 
 def _find_computed_once(model: StepModel, own: Sequence[Node]) -> frozenset[int]:
-    """`Flow.run_once`, of the operators of a layer: with several micro-batches what reads no activation at all."""
+    """Return `TensorGraph.computed_once`: with several micro-steps the operators that read no activation."""
     if model.layout.num_micro_steps == 1:
         return frozenset()
     graph = model.captured.graph
@@ -447,7 +448,7 @@ def _read_by_functions(model: StepModel, own: Iterable[Node]) -> Iterable[tuple[
 def _views(
     model: StepModel, own: Iterable[Node], tensors: Mapping[tuple[str, int], int]
 ) -> dict[str, set[tuple[int, int]]]:
-    """`CellAgain.views` by cell, of the operators of a layer."""
+    """`RecomputedCell.views` by cell, of the operators of a layer."""
     graph = model.captured.graph
     found: dict[str, set[tuple[int, int]]] = {}
     for op, node in enumerate(own):
@@ -463,7 +464,7 @@ def _views(
 
 
 def _find_implied_recomputes(model: StepModel, own: Sequence[Node], saved: Set[str]) -> Iterable[tuple[int, int]]:
-    """`Flow.again_with`, of the operators of a layer, and names of those that make what backward reads.
+    """`TensorGraph.implied_recomputes`, of the operators of a layer, and names of those that make what backward reads.
 
     A policy names both, or a cell that both are in; so the second runs again, too, unless something outside of that
     cell reads it, and backward asks for it in any case. An operator that only a view reads, as which backward has it,
@@ -519,7 +520,7 @@ def _communicates_early(model: StepModel, node: Node) -> bool:
 
 
 def _inputs_of(makers: Sequence[int], reads: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
-    """For each operator those of the layer that make what it reads."""
+    """Return, by operator, the producers of its inputs within the layer."""
     found: dict[int, set[int]] = {}
     for op, tensor in reads:
         found.setdefault(op, set()).add(makers[tensor])
@@ -545,7 +546,7 @@ def _find_overlapping_ops(
     is_early: Set[int],
     has_halves: bool,
 ) -> dict[int, frozenset[int]]:
-    """`Flow.beside`.
+    """`TensorGraph.overlapping_ops`.
 
     What is first to read the copy of an operator reads others as well, which may be made again after it, and what these
     are made of. Early is communication before or beside the operator: then what it is made of counts, and itself.
