@@ -1,11 +1,11 @@
-"""Runs a program: discrete events on the streams of each pipeline stage, in integer nanoseconds.
+"""Discrete-event simulation of a program on the streams of each pipeline stage, in integer nanoseconds.
 
-The streams are compute, communication, receiving, copy-out (D2H) and copy-in (H2D). Each runs its own work in order.
-An operator or a copy starts at the moment at which all that it waits for has ended. All stages share one
-clock, which goes from one end of something to the next; so what starts at a moment is decided with
-everything earlier known, copies that slow each other down included.
+The streams are compute, communication, receiving, offload (D2H) and prefetch (H2D); each executes its operators or
+copies in order. An operator or a copy starts when all its dependencies have ended. All stages share one clock, which
+advances from one end of an operator or copy to the next; so every start is decided with all earlier events known,
+including copies that slow each other down.
 
-Source of the rules: the Ascend backend of MindSpore 2.9.0; see `program.Copies`.
+The dependencies are those of the Ascend backend of MindSpore 2.9.0; see `program.Copies`.
 """
 
 import numpy as np
@@ -31,10 +31,16 @@ CAUSE_OUT, CAUSE_IN = int(StallCause.COPY_OUT), int(StallCause.COPY_IN)
 
 
 def run_program(program: Program) -> Timeline:
-    """Runs one step; a program that `benchmarks/reference/program_check.py` refuses gives undefined results.
+    """Simulate one step.
+
+    Args:
+        program: a valid program; if `benchmarks/reference/program_check.py` rejects it, the result is undefined.
+
+    Returns:
+        Start and end times of all operators and copies, and stalls with their causes.
 
     Raises:
-        SimulationError: pipeline stages wait for each other.
+        SimulationError: if pipeline stages wait for each other.
     """
     state = initial_state(program)
     _run(state, program.contended_permille)
@@ -63,7 +69,7 @@ def run_program(program: Program) -> Timeline:
 
 @compiled
 def _run(state: EngineState, contended_permille: int) -> None:
-    """Takes the stage in which something can happen first, until nothing can happen any more."""
+    """Process the stage with the earliest event until no events are left."""
     stages = state.stages
     while True:
         stage = _first_to_wake(stages)
@@ -85,7 +91,7 @@ def _run(state: EngineState, contended_permille: int) -> None:
 
 @compiled
 def _first_to_wake(stages: np.ndarray) -> int:
-    """The stage in which something can happen first; of several the lowest."""
+    """Return the stage with the earliest event; the lowest index among equals."""
     first = 0
     for stage in range(1, len(stages)):
         if stages[stage].wake_ns < stages[first].wake_ns:
@@ -95,7 +101,7 @@ def _first_to_wake(stages: np.ndarray) -> int:
 
 @compiled
 def _start_ops(state: EngineState, stage: int, kind: int, now: int) -> bool:
-    """Starts what a stream can start at this moment; whether it did."""
+    """Start the operators of a stream that can start now; return whether there were any."""
     stages, stream = state.stages, state.streams[stage, kind]
     changed = False
     while stream.next_op < stages[stage].end and stream.free_ns <= now and _has_inputs(state, stream.next_op, now):
@@ -116,7 +122,7 @@ def _start_ops(state: EngineState, stage: int, kind: int, now: int) -> bool:
 
 @compiled
 def _has_inputs(state: EngineState, position: int, now: int) -> bool:
-    """Everything that an operator waits for has ended."""
+    """Return whether all dependencies of an operator have ended."""
     op, copies = state.ops[position], state.copies
     return (
         (op.wait_op == NO_OP or state.ops[op.wait_op].end_ns <= now)
@@ -127,7 +133,7 @@ def _has_inputs(state: EngineState, position: int, now: int) -> bool:
 
 @compiled
 def _waited_for(state: EngineState, position: int, now: int) -> tuple[int | np.int64, int]:
-    """Cause and copy of a stall that ends now; an operator before a copy, a copy out before a copy in."""
+    """Return cause and copy of a stall that ends now: an operator first, then an offload, then a prefetch."""
     op, copies = state.ops[position], state.copies
     if op.wait_op != NO_OP and state.ops[op.wait_op].end_ns == now:
         return np.int64(op.wait_cause), NO_COPY
@@ -138,22 +144,22 @@ def _waited_for(state: EngineState, position: int, now: int) -> tuple[int | np.i
 
 @compiled
 def _let_copies_run(state: EngineState, stage: int, contended_permille: int, now: int) -> None:
-    """Runs the copies of the stage on from its last moment to this one."""
+    """Advance the copies of the stage to the current time."""
     done = _rate(state.links, stage, contended_permille) * (now - state.stages[stage].clock_ns)
     for direction in (OUT, IN):
-        state.links[stage, direction].work_left -= done  # means nothing where no copy runs
+        state.links[stage, direction].work_left -= done  # unused if no copy runs
     state.stages[stage].clock_ns = now
 
 
 @compiled
 def _rate(links: np.ndarray, stage: int, contended_permille: int) -> int:
-    """Work per ns of each copy that runs."""
+    """Return the work per ns of each running copy."""
     return contended_permille if links[stage, OUT].is_copying and links[stage, IN].is_copying else WORK_PER_NS
 
 
 @compiled
 def _end_and_start_copies(state: EngineState, stage: int, direction: int, now: int) -> bool:
-    """Ends the copy that is through and starts the next one that is ready; whether anything changed."""
+    """End the copy that is complete and start the next one that is ready; return whether anything changed."""
     link = state.links[stage, direction]
     changed = False
     while link.next_copy < link.end:
@@ -177,7 +183,7 @@ def _end_and_start_copies(state: EngineState, stage: int, direction: int, now: i
 
 @compiled
 def _next_event_ns(state: EngineState, stage: int, contended_permille: int, now: int) -> int:
-    """Moment at which the next operator or copy of the stage ends, as far as known; `NEVER` if nothing runs."""
+    """Return the earliest known end of an operator or copy that the stage depends on; `NEVER` if there is none."""
     event_ns = NEVER
     for kind in (COMPUTE, COMMUNICATION, RECEIVING):
         stream = state.streams[stage, kind]
@@ -196,7 +202,7 @@ def _next_event_ns(state: EngineState, stage: int, contended_permille: int, now:
 
 
 def _raise_deadlock(program: Program, state: EngineState) -> None:
-    """Raises if operators are left over; each stage is named with the operator at which it stands."""
+    """Raise if operators have not run, naming the next operator of each blocked stage."""
     next_op = state.streams["next_op"].min(axis=1)
     lines = []
     for stage in np.flatnonzero(next_op < state.stages["end"]):
@@ -209,5 +215,5 @@ def _raise_deadlock(program: Program, state: EngineState) -> None:
 
 
 def _op_name(program: Program, op: int) -> str:
-    """Label and micro-batch of an operator, for messages."""
+    """Return label and micro-batch of an operator, for messages."""
     return f"{program.labels[program.ops.label[op]]}, micro-batch {program.ops.micro_batch[op]}"

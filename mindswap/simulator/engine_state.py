@@ -1,6 +1,6 @@
-"""State of the engine: a program as tables of records, and where each stage and stream stands.
+"""State of the engine: a program as structured arrays, and the progress of each stage and stream.
 
-Records, because compiled code passes a few tables around much faster than dozens of arrays.
+Structured arrays, because compiled functions pass few arguments much faster than dozens of arrays.
 """
 
 import contextlib
@@ -14,24 +14,24 @@ from numba.core.caching import FunctionCache
 from mindswap.simulator.program import NO_OP, OpKind, Program
 from mindswap.simulator.timeline import StallCause
 
-# How the loops of the simulator are compiled.
+# Compilation of the simulator's loops.
 
 Compiled = TypeVar("Compiled", bound=Callable[..., Any])
 
-# None of the loops allocates, so the arrays that they get need not be counted; counting them at every call of
-# a small function would be most of the time. `_nrt=False` also makes an allocation an error of the compiler.
+# No loop allocates, so reference counts of array arguments are not needed; updating them at every call of a small
+# function would take most of the time. `_nrt=False` also turns an allocation into a compile error.
 OPTIONS: dict[str, Any] = {"_nrt": False, "forceinline": True}
 
 
 class _Kept(FunctionCache):
-    """Machine code on disk, made anew where it cannot be read.
+    """On-disk cache of machine code that recompiles if an entry cannot be read.
 
-    An earlier version of mindswap leaves its own beside the package, where pip does not remove it; it names classes
-    that may be gone, and numba reads that before it asks how old it is.
+    An earlier version of mindswap leaves its cache next to the package, where pip does not remove it. Numba unpickles
+    the entry before it checks the age, and the entry may refer to classes that no longer exist.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        # Numba's own way first imports all that code could ask for that has yet to be compiled, and SciPy with it.
+        # Numba's public method first imports everything that compilation may need, including SciPy.
         direct = getattr(self, "_load_overload", super().load_overload)
         for load in (direct, super().load_overload):
             with contextlib.suppress(Exception):  # reading a pickle may raise anything
@@ -41,10 +41,10 @@ class _Kept(FunctionCache):
 
 
 def compiled(function: Compiled) -> Compiled:
-    """The function, compiled at its first call; the machine code is kept on disk where that is possible.
+    """Compile a function at its first call, with a cache on disk if possible.
 
-    Numba keeps it beside the package or, where that is read-only, below the user's home. On a machine where
-    neither can be written it raises instead of doing without.
+    The cache is next to the package or, if that is read-only, in the user's home. Numba raises if neither can be
+    written; then the function is compiled without a cache.
     """
     dispatcher = numba.njit(**OPTIONS)(function)
     with contextlib.suppress(RuntimeError):
@@ -52,7 +52,7 @@ def compiled(function: Compiled) -> Compiled:
     return cast(Compiled, dispatcher)
 
 
-NEVER = np.iinfo(np.int64).max  # the time of what has not happened yet
+NEVER = np.iinfo(np.int64).max  # time of an event that has not happened
 COMPUTE, COMMUNICATION, RECEIVING = 0, 1, 2  # streams of operators
 NUM_OP_STREAMS = 3
 OUT, IN = 0, 1  # streams of copies
@@ -63,7 +63,8 @@ OP = np.dtype(
         ("duration_ns", np.int64),
         ("wait_op", np.int64),
         ("next_op", np.int64),  # the next operator of the same stream, or the end of the stage
-        # So many copies of the stream must have ended before. They end in order, so only the last one counts.
+        # Number of copies, in the order of the copy stream, that must have ended before the operator starts. They end
+        # in order, so only the last one is compared.
         ("outs_needed", np.int64),
         ("ins_needed", np.int64),
         ("start_ns", np.int64),
@@ -71,7 +72,7 @@ OP = np.dtype(
         ("stall_ns", np.int64),
         ("stall_copy", np.int64),
         ("stall_cause", np.int8),
-        ("wait_cause", np.int8),  # StallCause if it has to wait for `wait_op`
+        ("wait_cause", np.int8),  # `StallCause` of a wait for `wait_op`
         ("is_awaited", np.bool_),  # an operator of another stage waits for this one
     ],
     align=True,
@@ -79,9 +80,9 @@ OP = np.dtype(
 COPY = np.dtype(
     [
         ("copy", np.int64),  # position in `Copies`
-        ("duration_ns", np.int64),  # alone on the link
+        ("duration_ns", np.int64),  # on an idle link
         ("after_op", np.int64),
-        ("after_out", np.int64),  # a copy in: where the same tensor stands among the copies out
+        ("after_out", np.int64),  # of a prefetch: index of the tensor's offload; `NO_COPY` for an offload
         ("start_ns", np.int64),
         ("end_ns", np.int64),
     ]
@@ -94,23 +95,23 @@ LINK = np.dtype(
 
 
 class EngineState(NamedTuple):
-    """A step at some moment."""
+    """State of a simulated step at one time."""
 
     ops: np.ndarray  # `OP`, shape (num_ops,); times are `NEVER` until the operator has started
-    # `COPY`, shape (2, num_copies), copies out and copies in, each in the order in which they run; those of a stage are
-    # consecutive. Times are `NEVER` until the copy has started, or ended
+    # `COPY`, shape (2, num_copies): offloads and prefetches in execution order, consecutive for each stage; times are
+    # `NEVER` until the copy has started, or ended
     copies: np.ndarray
-    # `STAGE`, shape (num_stages,): end of its operators, up to when it has been run, and when something can happen next
-    # in it
+    # `STAGE`, shape (num_stages,): position after its last operator, time up to which it is simulated, time of its next
+    # event
     stages: np.ndarray
-    streams: np.ndarray  # `STREAM`, shape (num_stages, NUM_OP_STREAMS): next operator, and when the one before it ends
-    # `LINK`, shape (num_stages, 2): the copy that runs or is next, the end of the stage's copies, and what is left of
-    # the copy that runs
+    streams: np.ndarray  # `STREAM`, shape (num_stages, NUM_OP_STREAMS): next operator, end time of the previous one
+    # `LINK`, shape (num_stages, 2): current or next copy, position after the last copy of the stage, remaining work of
+    # the current copy
     links: np.ndarray
 
 
 def initial_state(program: Program) -> EngineState:
-    """The program before its first moment."""
+    """Build the state before the first event."""
     starts = np.asarray(program.stage_starts, np.int64)
     num_stages = program.num_stages
     copies = _copies_in_order(program)
@@ -126,7 +127,7 @@ def initial_state(program: Program) -> EngineState:
 
 
 def _copies_in_order(program: Program) -> np.ndarray:
-    """`EngineState.copies`."""
+    """Build `EngineState.copies`."""
     copies = program.copies
     records = np.zeros((2, len(copies)), COPY)
     by_producer = np.argsort(copies.producer_op, kind="stable")
@@ -143,7 +144,7 @@ def _copies_in_order(program: Program) -> np.ndarray:
 
 
 def _operators(program: Program, starts: np.ndarray, copies: np.ndarray, streams: np.ndarray) -> np.ndarray:
-    """`EngineState.ops`; sets the first operator of each stream."""
+    """Build `EngineState.ops`, and set the first operator of each stream."""
     ops = np.zeros(len(program.ops), OP)
     ops["duration_ns"] = program.ops.duration_ns
     ops["wait_op"] = program.ops.wait_op
@@ -176,12 +177,12 @@ def _link_operators(
     release_op: np.ndarray,
     first_user_op: np.ndarray,
 ) -> None:
-    """Fills `next_op`, `outs_needed` and `ins_needed`."""
+    """Fill `next_op`, `outs_needed` and `ins_needed`."""
     for place in range(copies.shape[1]):
         ops[release_op[copies[OUT, place].copy]].outs_needed = place + 1
         ops[first_user_op[copies[IN, place].copy]].ins_needed = place + 1
     for stage in range(len(streams)):
-        needed = 0  # what is to be released after an operator holds all compute operators after it
+        needed = 0  # a release after an operator delays all later compute operators
         for op in range(starts[stage], starts[stage + 1]):
             released = ops[op].outs_needed
             ops[op].outs_needed = needed if stream[op] == COMPUTE else 0

@@ -1,4 +1,4 @@
-"""Pipeline settings -> which section of the model is on which stage, in which order they run."""
+"""Assignment of the segments of a model to pipeline stages and virtual chunks, and the order of their passes."""
 
 from dataclasses import dataclass
 
@@ -7,47 +7,47 @@ from mindswap.errors import SimulationError
 from mindswap.simulator.schedules import SCHEDULES, find_schedule, order_passes
 from mindswap.simulator.schedules.rounds import WITH_PIECES, Pass, PassWork, Shape
 
-# Forward passes through single layers in a step that is simulated, at most: it takes about 8 GB of memory.
+# Limit of forward passes through single layers in a simulated step, which then takes about 8 GB of memory.
 MAX_LAYER_PASSES = 250_000
 
 
 @dataclass(frozen=True)
 class StageLayout:
-    """Sections of the model on each stage and chunk."""
+    """Segments of the model on each stage and virtual chunk, and the schedule."""
 
-    # for each stage, for each of its virtual chunks, the sections in forward order: positions in the list of blocks (0
-    # is what is before the layers, the last what is behind them)
+    # for each stage and virtual chunk, its segments in forward order, as positions in the list of blocks (0 is before
+    # the layers, the last one after them)
     chunks: tuple[tuple[tuple[int, ...], ...], ...]
     num_micro_batches: int = 1
-    # for each stage, gradients that are made for the optimizer when backward has ended, beside those that are there by
-    # then; none if empty
+    # for each stage, bytes of gradients and temporaries that the optimizer allocates in addition to the gradients of
+    # backward; none if empty
     closing_bytes: tuple[int, ...] = ()
     scheduler: str = "1f1b"  # a name of `schedules.SCHEDULES`
-    num_sequences: int = 1  # pieces that each sequence is cut into
-    forward_bytes: int = 0  # on each stage, until its last forward has ended
+    num_sequences: int = 1  # pieces that each sequence is split into
+    forward_bytes: int = 0  # bytes on each stage until its last forward ends
 
     @property
     def num_stages(self) -> int:
-        """Return the number of pipeline stages."""
+        """Number of pipeline stages."""
         return len(self.chunks)
 
     @property
     def num_micro_steps(self) -> int:
-        """Passes of each chunk in either direction: pieces of sequences of all micro-batches."""
+        """Forward passes of each chunk: sequence pieces of all micro-batches."""
         return self.num_micro_batches * self.num_sequences
 
     @property
     def shape(self) -> Shape:
-        """Shape that the schedule arranges."""
+        """Numbers of stages, chunks, micro-batches and sequence pieces, as the schedules take them."""
         num_chunks = max(map(len, self.chunks))
         return Shape(self.num_stages, num_chunks, self.num_micro_batches, self.num_sequences)
 
     def passes(self, stage: int) -> tuple[Pass, ...]:
-        """Passes of a stage in one step, in order."""
+        """Return the passes of a stage in one step, in execution order."""
         return order_passes(self.scheduler, stage, self.shape)
 
     def num_ahead(self, stage: int) -> int | None:
-        """Forward passes before the first backward, where backward and forward take turns from then on; else None."""
+        """Return the number of warm-up forward passes of a 1F1B stage; None if the stage runs another order."""
         order = [entry.work for entry in self.passes(stage)]
         if len(self.chunks[stage]) > 1 or self.num_sequences > 1 or PassWork.WEIGHT_GRADIENT in order:
             return None
@@ -57,26 +57,39 @@ class StageLayout:
         return ahead if order == expected else None
 
     def stage_of(self, section: int) -> int:
-        """Return the stage that has a segment."""
+        """Return the pipeline stage of a segment."""
         return next(stage for stage, chunks in enumerate(self.chunks) if any(section in own for own in chunks))
 
     def short_of(self, num_micro_batches: int) -> int:
-        """So many micro-batches or a few more, as many as show the same full pipeline; at most those of the step."""
+        """Return a number of micro-batches for a shorter step with the same steady state.
+
+        Args:
+            num_micro_batches: requested number.
+
+        Returns:
+            The requested number or slightly more, as the schedule needs; at most that of the step.
+        """
         return find_schedule(self.scheduler, self.shape).short_step(self.shape, num_micro_batches)
 
     @property
     def are_ends_together(self) -> bool:
-        """One stage has both what is before the layers and what is behind them."""
+        """Return whether the same stage has the segments before and after the layers."""
         last = max(section for chunks in self.chunks for own in chunks for section in own)
         return self.stage_of(0) == self.stage_of(last)
 
 
 def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int, num_sequences: int = 1) -> StageLayout:
-    """Sections of each virtual chunk of each stage, as `StageLayout` numbers them.
+    """Assign the segments of a model to stages and virtual chunks.
+
+    Args:
+        pipeline: stages, chunks, offsets and schedule.
+        num_layers: layers of the model.
+        num_micro_batches: micro-batches of a step.
+        num_sequences: pieces that each sequence is split into.
 
     Raises:
-        SimulationError: if the layers cannot be spread as the settings ask, the schedule is not known, or the step is
-            too long.
+        SimulationError: if the layers cannot be assigned as the settings require, the schedule is unknown, or the step
+            exceeds `MAX_LAYER_PASSES`.
     """
     num_passes = num_layers * num_micro_batches * num_sequences
     if num_passes > MAX_LAYER_PASSES:
@@ -110,17 +123,17 @@ def require_schedule(
     place: str = "pipeline_scheduler",
     known: tuple[str, ...] = SCHEDULERS,
 ) -> None:
-    """Refuses a schedule that is not known, and a step that it does not take; without a pipeline none acts.
+    """Check that the schedule is known and accepts the step; a single stage needs no schedule.
 
     Args:
         pipeline: stages, chunks and schedule.
-        num_micro_batches: of a step.
-        num_sequences: pieces that a sequence is cut into.
-        place: where the schedule is set, for the message.
-        known: names that may be asked for; by default those that a configuration may have.
+        num_micro_batches: micro-batches of a step.
+        num_sequences: pieces that each sequence is split into.
+        place: key that sets the schedule, for the message.
+        known: accepted names; by default those that a configuration may have.
 
     Raises:
-        SimulationError: if the step would run in an order that is not simulated, or MindSpore would not run it.
+        SimulationError: if the execution order of the step is not simulated, or MindSpore refuses the step.
     """
     if pipeline.num_stages == 1:
         return

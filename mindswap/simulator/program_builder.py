@@ -1,7 +1,6 @@
-"""Blocks -> Program: the step of a whole model on all its pipeline stages.
+"""Assembly of blocks into the program of a full step on all pipeline stages.
 
-The rules of `backward_prefetch` are those of MindSpore's Ascend backend (acl_stream_assign.cc,
-insert_pre_fetch_depend.cc). Positions count kernels in the order in which a stage issues them.
+Positions count operators in the order in which a stage issues them.
 """
 
 from collections.abc import Sequence
@@ -29,37 +28,37 @@ from mindswap.simulator.stage_tensors import TensorTable, once_columns
 def build_program(
     blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout | None = None, only_stage: int | None = None
 ) -> Program:
-    """One step.
+    """Build the program of one step.
 
     Args:
-        blocks: what is before the layers, every layer of the model, what is behind them; where sequences are cut,
-            as one piece computes them.
-        costs: time of moving bytes.
-        layout: default is one stage that has all, and one micro-batch.
-        only_stage: this stage alone, which then waits for no other: what it receives is there at once.
+        blocks: block of each segment: before the layers, every layer of the model, after the layers; with split
+            sequences, those of one sequence piece.
+        costs: durations of transfers.
+        layout: stages and schedule; the default is one stage with one micro-batch.
+        only_stage: build this stage only, with boundary tensors from other stages available at once.
     """
     layout = layout or StageLayout(((tuple(range(len(blocks))),),))
     return _Builder(blocks, costs, layout).build(range(layout.num_stages) if only_stage is None else (only_stage,))
 
 
 OP_COLUMNS = ("duration_ns", "kind", "wait_op", "label", "layer", "micro_batch")
-# Under what SENDs are found: section handed to, micro-batch, piece of the sequence, is forward.
+# Identity of a SEND: target segment, micro-batch, sequence piece, is forward.
 _Hand = tuple[int, int, int, bool]
 
 
 @dataclass(eq=False)
 class _Chunk:
-    """A virtual chunk: turns by (its first forward, which does what is done once; backward is cut)."""
+    """A virtual chunk: its passes, and groups of micro-batches by (has the once-run operators, backward is split)."""
 
     sections: tuple[int, ...]
     first_forward: StagePass
     later_forward: StagePass
     backward: StagePass
     turns: dict[tuple[bool, bool], MicroBatchGroup] = field(default_factory=dict)
-    once_begin: int = 0  # of its first forward
+    once_begin: int = 0  # absolute position of its first forward
 
     def turns_of(self, entry: Pass, is_cut: bool) -> MicroBatchGroup:
-        """The turns that a micro-batch belongs to; made when the first of them comes."""
+        """Return the group of a micro-batch, created when its first pass is scheduled."""
         forward = self.later_forward if entry.micro_batch or entry.sequence else self.first_forward
         key = (forward is self.first_forward, is_cut)
         if key not in self.turns:
@@ -72,9 +71,9 @@ class _Chunk:
 
 
 class _Builder:
-    """Lays out stage after stage: first the operators of all turns, then the tensors between them.
+    """Builder of a program, stage by stage: first the operators of all micro-steps, then the tensors.
 
-    What a chunk does is put together once, and then laid down for each micro-batch.
+    The passes of a chunk are assembled once and repeated for each micro-step.
     """
 
     def __init__(self, blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout):
@@ -83,11 +82,11 @@ class _Builder:
         self.model = ModelSections(blocks, self._send_ns)
         self.stages = {s: i for i, chunks in enumerate(layout.chunks) for own in chunks for s in own}
         self.position = 0
-        self.last_compute = 0  # of the stage that is laid out
+        self.last_compute = 0  # last compute operator of the current stage
         self.ops: dict[str, list[np.ndarray]] = {name: [] for name in OP_COLUMNS}
         self.sends: dict[_Hand, int] = {}
         self.receives: dict[int, _Hand] = {}
-        self.sent: list[tuple[int, int, bool]] = []  # of the stage that is laid out: SEND, bytes, is forward
+        self.sent: list[tuple[int, int, bool]] = []  # of the current stage: (SEND, bytes, is forward)
 
     def build(self, stages: Sequence[int]) -> Program:
         starts, tables = [0], []
@@ -120,7 +119,7 @@ class _Builder:
         )
 
     def _lay_out(self, stage: int) -> dict[str, np.ndarray]:
-        """Adds the operators of a stage; its tensors."""
+        """Append the operators of a stage; return its tensor table."""
         self.sent = []
         begin = last_forward = self.position
         passes = self.layout.passes(stage)
@@ -141,8 +140,8 @@ class _Builder:
                 tables.append(once_columns(self.model, once, list(chunk.turns.values())))
         tables += others
         closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
-        # The optimizer has no operator here: the last one of backward stands for its begin, and what goes with that one
-        # makes room.
+        # The optimizer is no operator of the program: its memory is added at the last operator of backward, less the
+        # tensors that are freed there.
         closing_bytes -= sum(_ending_bytes(table, self.last_compute) for table in tables) if closing_bytes else 0
         if closing_bytes > 0:
             label = self.model.label("gradients for the optimizer")
@@ -160,7 +159,10 @@ class _Builder:
         return {name: np.concatenate([table[name] for table in tables]) for name in TENSOR_COLUMNS}
 
     def _copies_sent(self, sends: np.ndarray, sizes: np.ndarray, is_forward: np.ndarray) -> dict[str, np.ndarray]:
-        """The output that `Send` has: as large as what it sends, and read by nobody. Seen in a dry run of 2.9.0."""
+        """Build the outputs of `Send`: as large as the sent tensor, and read by no operator.
+
+        See docs/internals/notes.md#memory-of-sent-tensors.
+        """
         return tensor_rows(
             sizes,
             is_forward=is_forward,
@@ -178,7 +180,7 @@ class _Builder:
         return _Chunk(sections, first, later, self.model.make_pass(sections, False, {}))
 
     def _run(self, chunk: _Chunk, entry: Pass, is_cut: bool) -> None:
-        """Lays down the operators of a pass."""
+        """Append the operators of a pass."""
         turns = chunk.turns_of(entry, is_cut)
         turn = entry.micro_batch * self.layout.num_sequences + entry.sequence
         begins = turns.begins.setdefault(turn, [])
@@ -217,18 +219,18 @@ class _Builder:
                 self.sent.append((self.position - 1, size_bytes, which == 0))
 
     def _send_ns(self, section: int, target: int, size_bytes: int) -> int:
-        """Nothing moves where both sections are on one stage: the turn of a V."""
+        """Return the duration of a transfer; 0 within a stage, as at the turning point of a V schedule."""
         return 0 if self.stages[section] == self.stages[target] else self.costs.send_ns(size_bytes)
 
 
 def _ending_bytes(table: dict[str, np.ndarray], last: int) -> int:
-    """Bytes that are there until an operator, and not until the optimizer."""
+    """Return the bytes of tensors whose last use is the given operator, without those kept for the optimizer."""
     ends = np.maximum.reduce([table[name] for name in ("begin", "last_forward", "last_backward")])
     return int(table["size_bytes"][(ends == last) & ~table.get("is_final", np.zeros(len(ends), bool))].sum())
 
 
 def _drop_unsent(table: dict[str, np.ndarray], sends: np.ndarray, sizes: np.ndarray) -> None:
-    """Copies of what is sent in another type are made where it is received: here they go before it is sent."""
+    """End casts of a sent tensor before SEND: the receiver casts on its own, so they are not sent."""
     for name in ("last_forward", "last_backward"):
         column = table[name]
         place = np.minimum(np.searchsorted(sends, column), len(sends) - 1)

@@ -1,9 +1,9 @@
-"""Section of the step of each operator of a graph.
+"""Assignment of the operators of a graph to segments of the step.
 
-Sections are numbered in forward order, here with n layers:
+Segments are numbered in forward order, here with n layers:
 
-    section      -1        0        1      ...    n - 1       n
-             | before | layer 0 | layer 1 | ... | layer n-1 | behind |
+    segment      -1        0        1      ...    n - 1       n
+             | before | layer 0 | layer 1 | ... | layer n-1 | after  |
     forward  ------------------------------------------------------->
     backward <-------------------------------------------------------
 """
@@ -16,7 +16,7 @@ from mindswap.graph.ops import is_kernel
 
 
 def count_layers(graph: Graph) -> int:
-    """Layers of a compiled step.
+    """Return the number of layers of a compiled step.
 
     Raises:
         SimulationError: if it has none.
@@ -28,18 +28,19 @@ def count_layers(graph: Graph) -> int:
 
 
 def forward_sections(graph: Graph, num_layers: int) -> list[int]:
-    """Sections of forward; outside the layers, behind them from the first operator on that reads them for good.
+    """Return the segment of each forward operator.
 
-    Layers may go on behind that: the compiler lists what routers of experts add to the loss at the end.
+    An operator outside the layers is after them from the first one on that reads a layer and feeds none. Operators of
+    layers may follow it, because the compiler lists the loss terms of expert routers at the end.
     """
     nodes = graph.forward
-    reads: set[str] = set()  # of a layer, or outside the layers and reads one
+    reads: set[str] = set()  # values of a layer, or values outside the layers that depend on one
     for node in nodes:
         if node.layer_index is not None or any(name in reads for name in node.inputs):
             reads.add(node.name)
-    feeds: set[str] = set()  # read by a layer
+    feeds: set[str] = set()  # values that a layer depends on
     for node in reversed(nodes):
-        # What hands forward's values over to backward is no operator, in whatever scope the compiler made it.
+        # Nodes that pass forward values to backward are no kernels, in whatever scope the compiler created them.
         if (node.layer_index is not None and is_kernel(node.op)) or node.name in feeds:
             feeds.update(node.inputs)
     ends = reads - feeds
@@ -52,12 +53,12 @@ def forward_sections(graph: Graph, num_layers: int) -> list[int]:
 
 
 def find_early(graph: Graph, sections: Sequence[int], num_layers: int) -> frozenset[str]:
-    """Operators behind the layers that run when forward begins.
+    """Return the operators after the layers that run at the start of forward.
 
-    The backend's order of execution goes on from what is made to all that it makes ready. Labels that are cut out of
-    the same input as the tokens (legacy models have one input) are ready at once, and so is what follows from them
-    alone: OneHot has its memory through all layers. Labels that are an input of their own come when the loss asks for
-    them. Both seen in `execute_order.csv` of dry runs of 2.9.0.
+    The backend continues from each operator to those that become ready. Labels sliced from the same input as the tokens
+    (legacy models have one input) are ready at the start, and so are operators that depend on them alone: the output of
+    OneHot is live through all layers. Labels that are a separate input are read when the loss needs them
+    (docs/internals/notes.md#labels-at-the-start-of-forward).
     """
     inputs = {name for name, known in graph.types.items() if len(known.shape) == 2}
     inputs -= {saved.backward_name for saved in graph.saved}
@@ -75,20 +76,21 @@ def find_early(graph: Graph, sections: Sequence[int], num_layers: int) -> frozen
 
 
 def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[int]:
-    """Backward goes down the layers; a layer begins with the first gradient of one of its own operators.
+    """Return the segment of each backward operator.
 
-    What runs again belongs where it is needed first. The gradient of an operator behind the layers belongs there
-    even if the compiler lists it later: it lists the gradient that the head gives a weight tied to the embedding
-    just before the sum with that of the embedding, while the backend runs operators as soon as they can.
+    Backward traverses the layers in descending order; a layer starts at the gradient of one of its own operators. A
+    recomputed operator belongs to the segment of its first reader. The gradient of an operator after the layers belongs
+    there even if the compiler lists it later: it lists the head's gradient of a weight tied to the embedding just
+    before the sum with the embedding's gradient, but the backend runs operators as soon as they are ready.
 
     Args:
-        graph: the compiled step.
+        graph: compiled step.
         num_layers: number of its layers.
-        behind: operators of forward that are behind the layers.
+        behind: forward operators after the layers.
     """
     behind_values = {saved.backward_name for saved in graph.saved if saved.forward_name in behind}
     sections: list[int] = []
-    places: dict[str, int] = {}  # section of what backward makes
+    places: dict[str, int] = {}  # value of backward -> segment of its producer
     current = num_layers
 
     def reads_behind(node: Node) -> bool:
@@ -108,7 +110,7 @@ def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[i
             section = current
         sections.append(section)
         places[node.name] = section
-    needed: dict[str, int] = {}  # section of the first operator that reads a value
+    needed: dict[str, int] = {}  # value -> segment of its first reader
     for position in range(len(sections) - 1, -1, -1):
         node = graph.backward[position]
         if node.is_duplicate or node.op == "MoveTo" or not is_kernel(node.op):
@@ -121,9 +123,9 @@ def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[i
 
 
 def _shared_from_behind(graph: Graph, sections: list[int], num_layers: int, saved: Set[str]) -> list[int]:
-    """Sections with values behind the layers that follow from the loss alone and are the same for all of them.
+    """Move values that depend on the loss alone and are shared by layers to the segment after the layers.
 
-    The gradient of what routers add to the loss is such a value: the compiler makes it once.
+    An example is the gradient of the loss terms of expert routers, which the compiler computes once.
     """
     places = {node.name: section for node, section in zip(graph.backward, sections, strict=True)}
     follows: set[str] = set()
@@ -135,7 +137,7 @@ def _shared_from_behind(graph: Graph, sections: list[int], num_layers: int, save
             of_loss.add(node.name)
     if all(places[name] in (-1, num_layers) for name in follows):  # most often
         return sections
-    lowest: dict[str, int] = {}  # section of the last reader
+    lowest: dict[str, int] = {}  # value -> segment of its last reader
     shared: set[str] = set()
     for node in reversed(graph.backward):
         place = places[node.name]
