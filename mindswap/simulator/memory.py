@@ -1,7 +1,7 @@
 """Activation memory of a simulated step over time, and its peak.
 
-An interval is alive from its begin to just before its end: what is freed at a moment makes room for what is
-taken at the same moment.
+An interval is live from its begin to just before its end: memory that is freed at a time is available to allocations at
+the same time.
 """
 
 import numpy as np
@@ -12,24 +12,26 @@ from mindswap.simulator.timeline import MemoryProfile, Timeline
 
 
 def interval_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
-    """Begin and end of each interval of the program: int64 ns, shape (num_intervals,) each.
+    """Return begin and end of each interval of the program: int64 ns, shape (num_intervals,) each.
 
-    MindSpore's pool gives and takes memory when the host launches operators, in the order of execution; streams only
-    hold back what is given again. So whatever another stream does begins, as memory, where it stands between the
-    operators of the compute stream, and ends where the compute stream waits for it:
+    MindSpore's pool allocates and frees memory when the host launches operators, in execution order; other streams only
+    delay the reuse of freed memory. So memory of other streams is allocated at its launch position among the operators
+    of the compute stream, and freed where the compute stream waits for the other stream:
 
-    - what communication makes, or a copy in, is there from the operator before it on, however late it begins;
-    - what communication reads goes when the first operator that waits for it begins; what is sent to another stage
-      when the next one that waits for what is received does: both are on the stream of one group of ranks.
+    - outputs of communication, and prefetched tensors, are allocated after the previous compute operator, however late
+      the communication or copy starts;
+    - inputs of communication are freed when the first operator that waits for it starts; sent tensors when the next
+      operator starts that waits for a received one, because both use the stream of one communication group.
 
     Raises:
-        SimulationError: an interval ended before it began: its end waits for nothing that begins it.
+        SimulationError: if an interval ends before it begins, because no dependency orders both.
     """
     intervals, copies = timeline.program.intervals, timeline.program.copies
     op_begin_ns, op_end_ns, launched_ns = _launch_times(timeline)
     behind = np.where(copies.prefetch_op == NO_OP, copies.producer_op, copies.prefetch_op)
-    # `~c` is -1 for copy 0, -2 for copy 1: positions from the end, if the copies stand there in reverse.
-    taken_ns = np.minimum(launched_ns[behind], timeline.in_start_ns)  # communication may make it before it is launched
+    # `~c` is -1 for copy 0, -2 for copy 1: positions from the end of an array with the copies in reverse.
+    # A prefetch that depends on communication may start before the launch of the next compute operator.
+    taken_ns = np.minimum(launched_ns[behind], timeline.in_start_ns)
     begin_ns = np.concatenate((op_begin_ns, taken_ns[::-1]))[intervals.begin]
     release_ns = np.maximum(timeline.release_ns, launched_ns[copies.release_op])
     end_ns = np.concatenate((op_end_ns, release_ns[::-1]))[intervals.end]
@@ -46,7 +48,7 @@ def interval_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
 def _launch_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three times of each operator: int64 ns, shape (num_ops,) each.
 
-    When the memory that it makes begins, when that which it reads last ends, and when the next one is launched.
+    Allocation of its outputs, release of inputs of which it is the last reader, and launch of the next operator.
     """
     program = timeline.program
     ops, starts = program.ops, program.stage_starts
@@ -70,10 +72,10 @@ def _launch_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def peak_memory(timeline: Timeline) -> np.ndarray:
-    """Highest activation memory of each stage: int64 bytes, shape (num_stages,).
+    """Return the peak activation memory of each stage: int64 bytes, shape (num_stages,).
 
     Raises:
-        SimulationError: as `interval_times`.
+        SimulationError: see `interval_times`.
     """
     begin_ns, end_ns = interval_times(timeline)
     intervals = timeline.program.intervals
@@ -82,16 +84,16 @@ def peak_memory(timeline: Timeline) -> np.ndarray:
         own = np.flatnonzero(intervals.stage == stage)
         size_bytes = intervals.size_bytes[own]
         changes_bytes = np.concatenate((-size_bytes, size_bytes))
-        in_order = np.argsort(np.concatenate((end_ns[own], begin_ns[own])), kind="stable")  # what ends goes first
+        in_order = np.argsort(np.concatenate((end_ns[own], begin_ns[own])), kind="stable")  # frees before allocations
         peak_bytes[stage] = np.cumsum(changes_bytes[in_order], dtype=np.int64).max(initial=0)
     return peak_bytes
 
 
 def profile_memory(timeline: Timeline, stage: int) -> MemoryProfile:
-    """Activation memory of a stage by kind over time, its peak and who holds it.
+    """Compute the activation memory of a stage over time by kind, its peak, and the intervals live at the peak.
 
     Raises:
-        SimulationError: as `interval_times`.
+        SimulationError: see `interval_times`.
     """
     intervals = timeline.program.intervals
     begin_ns, end_ns = interval_times(timeline)

@@ -1,7 +1,7 @@
-"""Program of the simulator: the operators of one step in issue order, their copies, their memory. Pure data.
+"""Program of the simulator: operators of one step in issue order, copies, and memory intervals. Pure data.
 
-Flat arrays, because a step of a pipeline has hundreds of thousands of operators. `simulator.program_builder` makes
-them from captured layers; tests make them by hand.
+Flat arrays, because a step of a pipeline has hundreds of thousands of operators. `simulator.program_builder` builds
+them from captured layers; tests write them by hand.
 """
 
 from collections.abc import Sequence
@@ -14,92 +14,95 @@ import numpy as np
 from mindswap.graph.analysis.saved_tensors import Label
 
 NO_OP = -1  # "no operator" in an array of operator positions
-ONE_WAY = -1  # number of copies of a tensor that is copied out once and never comes back
+ONE_WAY = -1  # number of copies of a tensor that is offloaded once and never prefetched
 
 
 class OpKind(IntEnum):
-    """Kind of an operator; the first three run on the compute stream, RECEIVE on one of its own.
+    """Kind of an operator; the first three run on the compute stream, RECEIVE on the receiving stream.
 
-    Collectives and sends share the communication stream. A receive does not hold them up: a stage that waits for
+    Collectives and sends share the communication stream. A receive does not block them, because a stage that waits for
     its neighbour must be able to send to it.
     """
 
     FORWARD = 0
     BACKWARD = 1
-    RECOMPUTE = 2  # a forward operator that backward runs again
+    RECOMPUTE = 2  # forward operator that is recomputed in backward
     COLLECTIVE = 3  # tensor parallel communication
-    SEND = 4  # hands an activation or a gradient to another pipeline stage
-    RECEIVE = 5  # waits for it
+    SEND = 4  # sends a boundary tensor (activation or gradient) to another pipeline stage
+    RECEIVE = 5  # waits for the boundary tensor of another stage
 
     @property
     def is_communication(self) -> bool:
-        """Does not run on the compute stream."""
+        """Return whether the operator runs outside the compute stream."""
         return self >= OpKind.COLLECTIVE
 
 
 class MemoryKind(IntEnum):
-    """Purpose of a piece of activation memory, while it is on the device."""
+    """Purpose of activation memory on the device."""
 
-    KEPT = 0  # waits for backward
-    OFFLOADING = 1  # made, to be copied out; ends when it is released
-    PREFETCHED = 2  # copied in, from the start of the copy to its last use
-    TRANSIENT = 3  # lives within forward, or within backward
-    RECOMPUTED = 4  # made again in backward
-    GRADIENT = 5  # of a weight
+    KEPT = 0  # saved for backward
+    OFFLOADING = 1  # from production until the release after the offload
+    PREFETCHED = 2  # from the start of the prefetch until the last use
+    TRANSIENT = 3  # live within forward, or within backward
+    RECOMPUTED = 4  # recomputed in backward
+    GRADIENT = 5  # gradient of a weight
 
 
 T = TypeVar("T", bound="Table")
 
 
 class Table:
-    """Columns of the same length."""
+    """Base of tables: all fields are arrays of the same length."""
 
     def __len__(self) -> int:
         return len(next(iter(vars(self).values())))
 
     def rows(self: T, which: np.ndarray) -> T:
-        """Some of its rows."""
+        """Return a table of the selected rows.
+
+        Args:
+            which: boolean mask or positions.
+        """
         return type(self)(**{name: column[which] for name, column in vars(self).items()})
 
 
 @dataclass(frozen=True, eq=False)
 class Ops(Table):
-    """Operators of all pipeline stages; those of a stage are consecutive, in the order in which it issues them.
+    """Operators of all pipeline stages; those of a stage are consecutive, in issue order.
 
     All arrays have shape (num_ops,).
     """
 
     duration_ns: np.ndarray  # int64, at least 0
     kind: np.ndarray  # int8, `OpKind`
-    # int64, position of an operator that must have ended first, `NO_OP` for none: an earlier one of the same stage, or
-    # any of another. The order within a stream goes without saying
+    # int64, position of the operator to wait for, `NO_OP` for none: an earlier one of the same stage, or any of another
+    # stage. The order within a stream is implied
     wait_op: np.ndarray
     layer: np.ndarray  # int32, layer of the model; -1 outside the layers
-    micro_batch: np.ndarray  # int32; where sequences are cut, the number of the piece, over all micro-batches
+    micro_batch: np.ndarray  # int32, micro-step: with split sequences the number of the piece over all micro-batches
     label: np.ndarray  # int32, index into `Program.labels`
 
 
 @dataclass(frozen=True, eq=False)
 class Copies(Table):
-    """Tensors that leave the device and come back, once each; shape (num_copies,).
+    """Offloads of tensors with their prefetches; all arrays have shape (num_copies,).
 
-    What never comes back has no time for it, and the last operator of the stage as its user.
-
-    Copies out of a stage run one after another in the order of `producer_op`, copies in in the order of
-    `first_user_op` (ties by position here). A stage has one stream for each direction.
+    A stage has one stream for each direction. It executes offloads in the order of `producer_op` and prefetches in the
+    order of `first_user_op`; ties are ordered by position in this table. A copy without prefetch has `in_ns` 0 and the
+    last operator of the stage as its user.
     """
 
     size_bytes: np.ndarray  # int64
-    out_ns: np.ndarray  # int64, to the host on an otherwise idle link
-    in_ns: np.ndarray  # int64, and back
-    producer_op: np.ndarray  # int64, the copy out may start when it has ended
-    # int64, not before `producer_op`. No compute operator after it starts before the copy out has ended; the memory is
-    # free when both have ended. Operators of the communication stream do not wait
+    out_ns: np.ndarray  # int64, duration of the offload on an idle link
+    in_ns: np.ndarray  # int64, duration of the prefetch on an idle link
+    producer_op: np.ndarray  # int64, the offload may start when it has ended
+    # int64, at or after `producer_op`. No later compute operator starts before the offload has ended; the device memory
+    # is free when both have ended. Operators of the communication stream do not wait
     release_op: np.ndarray
-    # int64, the copy in may start when it has ended; `NO_OP` where nothing holds it back but the copy out
-    # (backward_prefetch larger than the way to the first user). May come before `producer_op`
+    # int64, the prefetch may start when it has ended; `NO_OP` if the prefetch waits for the offload only
+    # (`backward_prefetch` exceeds the distance to the first user). May precede `producer_op`
     prefetch_op: np.ndarray
-    first_user_op: np.ndarray  # int64, waits for the copy in
+    first_user_op: np.ndarray  # int64, waits for the prefetch
     label: np.ndarray  # int32, index into `Program.labels`
     layer: np.ndarray  # int32
     micro_batch: np.ndarray  # int32
@@ -107,19 +110,19 @@ class Copies(Table):
 
 @dataclass(frozen=True, eq=False)
 class Intervals(Table):
-    """Times during which activation memory is taken; shape (num_intervals,).
+    """Lifetimes of activation memory; all arrays have shape (num_intervals,).
 
-    What ends at a moment makes room for what begins at it. An interval must not end before it begins: where
-    they are on different streams, something must wait.
+    Memory that is freed at a time is available to allocations at the same time. An interval must not end before it
+    begins: if its ends depend on different streams, a dependency must order them.
     """
 
     size_bytes: np.ndarray  # int64
-    # int64; an operator position: taken when the operator starts; `~c` (negative): taken when copy c starts to come in
+    # int64; operator position: allocated when the operator starts; `~c` (negative): when the prefetch of copy c starts
     begin: np.ndarray
-    # int64; an operator position: free when the operator has ended; `~c`: free when copy c is released in forward
+    # int64; operator position: freed when the operator has ended; `~c`: when the device memory of copy c is released
     end: np.ndarray
     kind: np.ndarray  # int8, `MemoryKind`
-    label: np.ndarray  # int32, index into `Program.labels`: who made it
+    label: np.ndarray  # int32, index into `Program.labels`: the producer
     layer: np.ndarray  # int32, -1 outside the layers
     stage: np.ndarray  # int32
 
@@ -132,10 +135,10 @@ class Program:
     ops: Ops
     copies: Copies
     intervals: Intervals
-    labels: Sequence[Label]  # names that `label` arrays point to
-    # rate of a copy while the other direction of the same stage copies too, in thousandths of its rate alone
+    labels: Sequence[Label]  # labels by number
+    # rate of a copy while the other direction of the same stage is copying, in thousandths of the rate on an idle link
     contended_permille: int = 1000
-    num_sequences: int = 1  # pieces that each sequence is cut into
+    num_sequences: int = 1  # pieces that each sequence is split into
     copies_stage: np.ndarray = field(init=False)  # derived: stage of each copy
 
     def __post_init__(self) -> None:
@@ -144,5 +147,5 @@ class Program:
 
     @property
     def num_stages(self) -> int:
-        """Return the number of pipeline stages."""
+        """Number of pipeline stages."""
         return len(self.stage_starts) - 1

@@ -1,4 +1,4 @@
-"""Data of every report and picture of a simulated step; every figure is simulated."""
+"""Data of all reports and plots of a simulated step."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ from mindswap.simulator.timeline import MemoryProfile, StallCause, StepTerm, Tim
 
 @dataclass(frozen=True)
 class DeviceFigure:
-    """A figure of the device that the simulation used."""
+    """A device parameter that the simulation used."""
 
-    name: str  # in words: `link to the host (D2H)`
+    name: str  # as text: `link to the host (D2H)`
     value: str  # with its unit
-    source: str  # where it is from
-    is_main: bool = True  # one of those that decide most
+    source: str  # origin of the value
+    is_main: bool = True  # it is one of the most influential ones
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Moment at which the memory of a stage is highest."""
+    """Time of the peak memory of a stage, and the operator that runs then."""
 
     time_ns: int  # from the start of the step
     phase: str  # `forward`, `backward` or `recompute`, of the operator that runs then
@@ -29,109 +29,110 @@ class Moment:
 
 @dataclass(frozen=True)
 class PeakContributor:
-    """Activations of one operator and kind, all layers together, that are on the device at the peak."""
+    """Activations of one operator and memory kind over all layers that are on the device at the peak."""
 
-    label: str  # operator that made them
-    kind: MemoryKind  # what they are there for
-    size_bytes: int  # all of them
-    num_tensors: int  # how many pieces of memory
-    layers: tuple[int, ...]  # where, rising; -1 for outside the layers
+    label: str  # operator that produces them
+    kind: MemoryKind  # purpose of the memory
+    size_bytes: int  # sum of all of them
+    num_tensors: int  # number of memory intervals
+    layers: tuple[int, ...]  # ascending; -1 for outside the layers
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Copies of one operator that the compute stream had to wait for."""
+    """Copies of one operator's activation that the compute stream waited for."""
 
     label: str  # operator whose activation is copied
     cause: StallCause  # `StallCause.COPY_OUT` or `StallCause.COPY_IN`
-    layers: tuple[int, ...]  # whose copies were waited for, rising
-    exposed_ns: int  # time waited, all stages and micro-batches together
+    layers: tuple[int, ...]  # layers of these copies, ascending
+    exposed_ns: int  # exposed copy time, summed over stages and micro-batches
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer, per micro-batch; the exposed time is of the whole step."""
+    """Memory and time of one layer for one micro-batch; the exposed time is that of the full step."""
 
     layer: int  # index in the model; -1 outside the layers
     stage: int
     kept_bytes: int  # on the device from forward to backward
-    swapped_bytes: int  # copied out, and in again
-    recomputed_bytes: int  # made again in backward
-    num_copies: int  # tensors that are swapped
+    swapped_bytes: int  # offloaded and prefetched
+    recomputed_bytes: int  # recomputed in backward
+    num_copies: int  # copies of swapped tensors
     forward_ns: int  # on the compute stream
     backward_ns: int  # without recompute
-    recompute_ns: int  # time of the operators that run again
-    exposed_ns: int  # waited for copies of this layer, all micro-batches
-    out_only_bytes: int = 0  # copied out and never read back
+    recompute_ns: int  # time of recomputed operators
+    exposed_ns: int  # exposed copy time of this layer, all micro-batches
+    out_only_bytes: int = 0  # offloaded and never prefetched
 
 
 @dataclass(frozen=True, eq=False)
 class StageReport:
-    """One pipeline stage, as each of its cards sees it.
+    """Time and memory of one card of a pipeline stage.
 
-    The step is `compute_ns` and the four kinds of waiting, nothing else; `compute_ns` contains `recompute_ns`.
+    `compute_ns`, `bubble_ns`, `copy_out_ns`, `copy_in_ns` and `communication_ns` add up to the time of the passes;
+    `compute_ns` contains `recompute_ns`.
     """
 
     stage: int
-    # memory that is there all the time: (name, bytes), such as parameters or workspace
+    # static memory, such as parameters or workspace: (name, bytes)
     static_parts: tuple[tuple[str, int], ...]
-    memory: MemoryProfile  # activations over time
-    moment: Moment  # when memory is highest
-    holders: tuple[PeakContributor, ...]  # what is on the device then, largest first
+    memory: MemoryProfile  # activation memory over time
+    moment: Moment  # time of the peak
+    holders: tuple[PeakContributor, ...]  # activations on the device at the peak, largest first
     compute_ns: int  # busy time of the compute stream
-    recompute_ns: int  # the part of it that is recompute
-    bubble_ns: int  # nothing to do: other stages had not sent yet, or were not done yet
-    copy_out_ns: int  # exposed: compute waited for a copy to the host
-    copy_in_ns: int  # exposed: compute waited for a copy back
-    communication_ns: int  # exposed: compute waited for a collective
-    swapped_bytes: int  # copied out in the step, and in again
-    offload_busy_ns: int  # the link to the host is in use
-    prefetch_busy_ns: int  # the link back is in use
-    host_bytes: int  # most pinned host memory at a time
+    recompute_ns: int  # recompute time, included in `compute_ns`
+    bubble_ns: int  # pipeline bubble: idle because of other stages
+    copy_out_ns: int  # exposed time of offloads
+    copy_in_ns: int  # exposed time of prefetches
+    communication_ns: int  # exposed time of collectives
+    swapped_bytes: int  # bytes that are offloaded in the step
+    offload_busy_ns: int  # busy time of the D2H link
+    prefetch_busy_ns: int  # busy time of the H2D link
+    host_bytes: int  # peak pinned host memory
 
     @property
     def static_bytes(self) -> int:
-        """Return all static memory of the stage."""
+        """Static memory of the stage in bytes."""
         return sum(size_bytes for _, size_bytes in self.static_parts)
 
     @property
     def peak_bytes(self) -> int:
-        """Highest device memory, static parts included."""
+        """Peak device memory in bytes, static memory included."""
         return self.static_bytes + self.memory.peak_bytes
 
     @property
     def exposed_copy_ns(self) -> int:
-        """Return the time that compute waited for copies."""
+        """Exposed time of offloads and prefetches in ns."""
         return self.copy_out_ns + self.copy_in_ns
 
 
 @dataclass(frozen=True, eq=False)
 class SimulationReport:
-    """A simulated training step with everything that is said about it."""
+    """A simulated training step, as all reports show it."""
 
-    title: str  # what was simulated: the name of the configuration
-    device_title: str  # on what
-    figures: tuple[DeviceFigure, ...]  # the figures of the device that were used
-    timeline: Timeline  # when everything ran
+    title: str  # name of the simulated configuration
+    device_title: str  # name of the device
+    figures: tuple[DeviceFigure, ...]  # device parameters that were used
+    timeline: Timeline  # times of all operators and copies
     stages: tuple[StageReport, ...]  # one per pipeline stage
-    layers: tuple[LayerRow, ...]  # one per layer of the model, in order; what is outside the layers is left out
-    causes: tuple[Cause, ...]  # who makes compute wait for copies, longest first
-    terms: tuple[StepTerm, ...]  # what a step consists of besides the timeline; they come after it
-    num_tokens: int  # of one step, all cards
-    num_cards: int  # that work on it
-    model_flops: int  # of one step without recompute, all cards
-    peak_flops: int  # of one card, floating point operations per second
-    budget_bytes: int | None  # device memory that may be used; None for no limit
-    host_bytes_per_node: int  # most pinned host memory of a node
-    notes: tuple[str, ...]  # what the reader must know
-    outside_bytes: int = 0  # of one card, beside what MindSpore may use: buffers of HCCL
-    outside: str = ""  # the same in words; "" for none
-    margin_permille: int = 0  # of that memory, which plans keep free
-    weight_casts: frozenset[str] = frozenset()  # labels that hold gathered weights: casts of them
+    layers: tuple[LayerRow, ...]  # one per layer of the model, in order, without the operators outside the layers
+    causes: tuple[Cause, ...]  # copies that compute waited for, longest first
+    terms: tuple[StepTerm, ...]  # step overhead after the timeline
+    num_tokens: int  # tokens of one step, all cards
+    num_cards: int  # cards of the job
+    model_flops: int  # floating point operations of one step without recompute, all cards
+    peak_flops: int  # floating point operations per second of one card
+    budget_bytes: int | None  # memory budget of one card; None for no limit
+    host_bytes_per_node: int  # peak pinned host memory of a node
+    notes: tuple[str, ...]  # caveats
+    outside_bytes: int = 0  # HCCL buffers of one card, outside MindSpore's pool
+    outside: str = ""  # the same as text; "" for none
+    margin_permille: int = 0  # thousandths of the budget that plans keep free
+    weight_casts: frozenset[str] = frozenset()  # labels of casts of all-gathered weights
 
     @property
     def step_time_ns(self) -> int:
-        """Return the time of a step, with the work behind the passes."""
+        """Step time in ns, with the overhead after the passes."""
         return self.timeline.step_time_ns + sum(term.duration_ns for term in self.terms)
 
     @property
@@ -147,20 +148,20 @@ class SimulationReport:
 
     @property
     def peak_stage(self) -> StageReport:
-        """Return the stage with the highest peak."""
+        """Stage with the highest peak memory."""
         return max(self.stages, key=lambda stage: stage.peak_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """Highest device memory of any card."""
+        """Peak device memory of the card that needs most, in bytes."""
         return self.peak_stage.peak_bytes
 
     @property
     def exposed_copy_ns(self) -> int:
-        """Time that compute waited for copies, on the stage that waited longest."""
+        """Exposed copy time of the stage that waits longest, in ns."""
         return max(stage.exposed_copy_ns for stage in self.stages)
 
     @property
     def fits(self) -> bool | None:
-        """The peak is within the budget; None without a budget."""
+        """Return whether the peak is within the budget; None without a budget."""
         return None if self.budget_bytes is None else self.peak_bytes <= self.budget_bytes

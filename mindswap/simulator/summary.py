@@ -1,6 +1,6 @@
-"""Timeline -> parts of a SimulationReport.
+"""Parts of a `SimulationReport` from a timeline.
 
-Who waited for whom, what fills the memory of each stage at its peak; what each layer keeps, swaps and makes again.
+Stalls by cause, memory of each stage at its peak, and saved, swapped and recomputed bytes of each layer.
 """
 
 from collections.abc import Sequence
@@ -16,30 +16,38 @@ from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.report_data import Cause, LayerRow, Moment, PeakContributor, StageReport
 from mindswap.simulator.timeline import MemoryProfile, StallCause, Timeline, find_waits
 
-# Host memory that swapped activations take.
+# Host memory of swapped activations.
 
 
 def peak_host_bytes(timeline: Timeline, copies: np.ndarray) -> int:
-    """Most host memory at a time: it is taken when a copy out starts and free when the tensor is back.
+    """Return the peak host memory of copies: allocated when an offload starts, freed when the prefetch ends.
 
-    assumed: what never comes back is free with its device memory; no operator has it on the host.
+    Assumed: without a prefetch it is freed with the device memory, because no operator reads it on the host.
 
     Args:
         timeline: a simulated step.
-        copies: which copies count: positions, or a mask of shape (num_copies,).
+        copies: copies to count: positions, or a mask of shape (num_copies,).
+
+    Returns:
+        Bytes.
     """
     size_bytes, in_ns = timeline.program.copies.size_bytes[copies], timeline.program.copies.in_ns[copies]
     free_ns = np.where(in_ns > 0, timeline.in_end_ns[copies], timeline.release_ns[copies])
     times = np.concatenate([timeline.out_start_ns[copies], free_ns])
     changes = np.concatenate([size_bytes, -size_bytes])
-    in_order = np.lexsort((changes, times))  # what is freed at a moment may be taken again at once
+    in_order = np.lexsort((changes, times))  # at equal times, frees precede allocations
     return int(np.cumsum(changes[in_order]).max(initial=0))
 
 
 def host_bytes_per_node(stage_host_bytes: Sequence[int], num_cards: int, num_cards_per_node: int) -> int:
-    """Most pinned host memory of any node, when ranks are given out stage by stage, as MindSpore does.
+    """Return the pinned host memory of the node that needs most, with ranks assigned stage by stage as in MindSpore.
 
-    Pinned memory is not given back between uses, so peaks (of one card, per stage) add up.
+    Pinned memory is not freed between uses, so the peaks of all cards of a node add up.
+
+    Args:
+        stage_host_bytes: peak host memory of one card, for each stage.
+        num_cards: cards of the job.
+        num_cards_per_node: cards of one node.
     """
     cards_per_stage = max(1, num_cards // len(stage_host_bytes))
     per_card = [size_bytes for size_bytes in stage_host_bytes for _ in range(cards_per_stage)]
@@ -51,7 +59,12 @@ COPY_CAUSES = (StallCause.COPY_OUT, StallCause.COPY_IN)
 
 
 def measure_stages(timeline: Timeline, static: Sequence[StaticMemory]) -> tuple[StageReport, ...]:
-    """Work, waits and memory of each stage; `static` is its memory that is there all the time."""
+    """Compute compute time, stalls and memory of each stage.
+
+    Args:
+        timeline: a simulated step.
+        static: static memory of each stage.
+    """
     memory = (profile_memory(timeline, stage) for stage in range(timeline.program.num_stages))
     return tuple(_measure_stage(timeline, own, parts) for own, parts in zip(memory, static, strict=True))
 
@@ -82,7 +95,7 @@ def _measure_stage(timeline: Timeline, memory: MemoryProfile, static: StaticMemo
         holders=_find_holders(timeline, memory),
         compute_ns=compute_ns,
         recompute_ns=int(duration_ns[program.ops.kind[compute] == OpKind.RECOMPUTE].sum()),
-        # What is left, so that the parts always make the whole.
+        # The remainder, so that the parts always add up to the step time.
         bubble_ns=timeline.step_time_ns - compute_ns - copy_out_ns - copy_in_ns - communication_ns,
         copy_out_ns=copy_out_ns,
         copy_in_ns=copy_in_ns,
@@ -95,7 +108,7 @@ def _measure_stage(timeline: Timeline, memory: MemoryProfile, static: StaticMemo
 
 
 def _find_moment(timeline: Timeline, compute: np.ndarray, peak_ns: int) -> Moment:
-    """The operator that runs, or ran last, on the compute stream at the peak."""
+    """Return the operator that runs, or ran last, on the compute stream at the peak."""
     ops = timeline.program.ops
     op = compute[max(0, int(np.searchsorted(timeline.op_start_ns[compute], peak_ns, side="right")) - 1)]
     return Moment(
@@ -126,7 +139,7 @@ def _find_holders(timeline: Timeline, memory: MemoryProfile) -> tuple[PeakContri
 
 
 def find_causes(timeline: Timeline) -> tuple[Cause, ...]:
-    """Copies that compute waited for, longest first."""
+    """Return the copies that the compute stream waited for, longest exposed time first."""
     program, copies = timeline.program, timeline.program.copies
     waited: dict[tuple[int, int], tuple[int, set[int]]] = {}
     is_compute = program.ops.kind < OpKind.COLLECTIVE
@@ -144,13 +157,14 @@ def find_causes(timeline: Timeline) -> tuple[Cause, ...]:
 
 
 def group_layer_rows(rows: Sequence[LayerRow]) -> list[tuple[str, LayerRow]]:
-    """Group layers that hold, copy and compute the same: one row for each group, in order of its first layer.
+    """Group layers with equal rows, apart from the exposed time.
 
-    The row has the exposed time of all of them.
+    Returns:
+        (name, row) of each group in order of its first layer; the row has the exposed time of the group.
     """
     groups: dict[LayerRow, list[LayerRow]] = {}
     for row in rows:
-        outside = row.stage if row.layer < 0 else -1  # embedding and head are not the same thing
+        outside = row.stage if row.layer < 0 else -1  # embedding and head are never one group
         groups.setdefault(replace(row, layer=0, stage=outside, exposed_ns=0), []).append(row)
     num_stages = len({row.stage for row in rows if row.layer < 0})
     return [
@@ -166,15 +180,15 @@ def _name(group: Sequence[LayerRow], num_stages: int) -> str:
 
 
 def measure_layers(timeline: Timeline) -> tuple[LayerRow, ...]:
-    """One row per layer, then one per stage for what is outside the layers.
+    """Compute one row per layer, then one per stage for the operators outside the layers.
 
-    Bytes and times are of the first micro-batch: the others do the same.
+    Bytes and times are those of the first micro-batch, which represents all others.
     """
     program = timeline.program
     ops, copies, intervals = program.ops, program.copies, program.intervals
     op_stage = np.repeat(np.arange(program.num_stages), np.diff(program.stage_starts))
     num_layers = int(ops.layer.max()) + 1
-    # A row per layer, then one per stage.
+    # Row numbers: layers, then stages.
     op_row = np.where(ops.layer >= 0, ops.layer, num_layers + op_stage)
     copy_row = np.where(copies.layer >= 0, copies.layer, num_layers + program.copies_stage)
     interval_row = np.where(intervals.layer >= 0, intervals.layer, num_layers + intervals.stage)
@@ -183,7 +197,7 @@ def measure_layers(timeline: Timeline) -> tuple[LayerRow, ...]:
     last = ops.micro_batch.min() + program.num_sequences - 1  # piece of the first micro-batch
     is_first_op = ops.micro_batch <= last
     is_first_copy = copies.micro_batch <= last
-    # An interval that begins with a copy in is counted as the copy.
+    # An interval that begins with a prefetch is counted as a copy.
     is_first_interval = (intervals.begin >= 0) & is_first_op[np.maximum(intervals.begin, 0)]
 
     def total(rows: np.ndarray, values: np.ndarray, chosen: np.ndarray) -> list[int]:

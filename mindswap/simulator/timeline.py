@@ -1,7 +1,4 @@
-"""Result of a simulation: when everything ran, who waited for what, memory over time. Pure data.
-
-Every figure here is simulated.
-"""
+"""Result of a simulation: start and end times, stalls with causes, memory over time. Pure data, all simulated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,39 +10,38 @@ from mindswap.simulator.program import OpKind, Program
 
 
 class StallCause(IntEnum):
-    """Reason for which an operator started later than the one before it on its stream ended.
+    """Cause of an idle gap between an operator and the previous one on its stream.
 
-    Only the last thing waited for is named; if several ended last, an operator before a copy, and a copy out
-    before a copy in. A compute operator that waits for a collective which itself waited for a copy has cause
+    It is the dependency that ended last; if several ended at the same time, an operator has priority over a copy, and
+    an offload over a prefetch. A compute operator that waits for a collective which itself waited for a copy has cause
     `COMMUNICATION`.
     """
 
     NONE = 0
-    COPY_OUT = 1  # the release of a copied tensor had to wait for its copy
-    COPY_IN = 2  # a tensor was not back yet
+    COPY_OUT = 1  # the device memory of an offloaded tensor could not be released before its offload ended
+    COPY_IN = 2  # a prefetch had not ended
     COMMUNICATION = 3  # a collective or a send of the same stage had not ended
-    COMPUTE = 4  # an operator of the communication stream waited for the compute operator that feeds it
-    PIPELINE = 5  # another stage had not sent yet, or a receive had not ended: the bubble
+    COMPUTE = 4  # an operator of the communication stream waited for the compute operator that produces its input
+    PIPELINE = 5  # pipeline bubble: another stage had not sent, or a receive had not ended
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """A simulated step; all times int64 ns from its start."""
+    """Times of a simulated step: int64, ns from its start."""
 
     program: Program
     op_start_ns: np.ndarray  # shape (num_ops,)
     op_end_ns: np.ndarray  # shape (num_ops,)
-    # shape (num_ops,), time that the stream of the operator stood still before it, from the end of the operator before
-    # on that stream, or from 0. A bubble may be on both streams: a receive that waits, and the compute operator that
-    # waits for the receive
+    # shape (num_ops,), idle time of the operator's stream before it, since the previous operator of the stream or 0.
+    # A bubble may count on two streams: a receive that waits, and the compute operator that waits for the receive
     stall_ns: np.ndarray
-    stall_cause: np.ndarray  # int8, shape (num_ops,), `StallCause` of the last thing waited for
-    stall_copy: np.ndarray  # int64, shape (num_ops,), the copy waited for; -1 for none
-    out_start_ns: np.ndarray  # this and the next three: shape (num_copies,)
+    stall_cause: np.ndarray  # int8, shape (num_ops,), `StallCause` of that idle time
+    stall_copy: np.ndarray  # int64, shape (num_ops,), copy that the operator waited for; -1 for none
+    out_start_ns: np.ndarray  # offloads; shape (num_copies,), also of the next three
     out_end_ns: np.ndarray
     in_start_ns: np.ndarray
     in_end_ns: np.ndarray
-    release_ns: np.ndarray  # shape (num_copies,), when the memory of the copied tensor was free
+    release_ns: np.ndarray  # shape (num_copies,), when the device memory of the offloaded tensor was released
 
     @property
     def step_time_ns(self) -> int:
@@ -54,14 +50,14 @@ class Timeline:
 
     @property
     def exposed_copy_ns(self) -> int:
-        """Time that compute streams stood still for copies, all stages together."""
+        """Idle time of compute streams caused by copies, summed over all stages, in ns."""
         is_copy = (self.stall_cause == StallCause.COPY_OUT) | (self.stall_cause == StallCause.COPY_IN)
         return int(self.stall_ns[is_copy & (self.program.ops.kind < OpKind.COLLECTIVE)].sum())
 
 
 @dataclass(frozen=True)
 class StepTerm:
-    """A part of the step time behind the simulated operators: the optimizer, gradients that nothing hides."""
+    """Step overhead after the simulated operators, such as the optimizer or exposed gradient reduction."""
 
     name: str
     duration_ns: int
@@ -72,23 +68,23 @@ class MemoryProfile:
     """Activation memory of one stage over time."""
 
     stage: int
-    time_ns: np.ndarray  # int64, shape (num_moments,), rising; memory is constant from one to the next
+    time_ns: np.ndarray  # int64, shape (num_moments,), ascending; memory is constant between neighbours
     by_kind_bytes: np.ndarray  # int64, shape (num_kinds, num_moments), in the order of `MemoryKind`
-    peak_bytes: int  # highest sum over the kinds
-    peak_ns: int  # the first moment at which it is reached
-    holders: np.ndarray  # intervals alive at that moment, largest first: positions in `Program.intervals`
+    peak_bytes: int  # maximum of the sum over kinds
+    peak_ns: int  # first time at which it is reached
+    holders: np.ndarray  # intervals live at that time, largest first: positions in `Program.intervals`
 
 
-# Waits of the compute stream of a stage.
+# Idle time of the compute stream of a stage.
 
 Waits = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def find_waits(timeline: Timeline, stage: int) -> Waits:
-    """The waits of a stage's compute stream, cut where their cause changes.
+    """Split the idle time of a stage's compute stream by cause.
 
-    A compute operator that waits for a collective which could not start, because nothing had come from another stage,
-    is in the bubble until then, and waits for the collective from then on:
+    If a compute operator waits for a collective that itself waits for another stage, the idle time is a pipeline bubble
+    until the collective starts, and communication afterwards:
 
         receive        |...........| r |
         collective                     | c c |
@@ -96,7 +92,7 @@ def find_waits(timeline: Timeline, stage: int) -> Waits:
                             | bubble   | coll |
 
     Returns:
-        Operator behind each wait, begin and end in ns, and `StallCause`; shape (num_waits,) each.
+        Operator after each idle gap, start and end in ns, and `StallCause`; shape (num_waits,) each.
     """
     program = timeline.program
     own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
@@ -126,7 +122,7 @@ def find_waits(timeline: Timeline, stage: int) -> Waits:
 def _pieces(
     timeline: Timeline, on_network: np.ndarray, op: int, begin_ns: int, end_ns: int
 ) -> list[tuple[int, int, int]]:
-    """Begin, end and cause of the parts of a wait for a collective, by walking back over what held it up."""
+    """Return start, end and cause of the parts of a wait for a collective, walking back over what delayed it."""
     found = []
     while True:
         start_ns = int(timeline.op_start_ns[op])
@@ -146,31 +142,35 @@ def _pieces(
 
 # Exposed gradient reduction time: ReduceScatter or AllReduce of data parallel ranks, not overlapped with backward.
 #
-# With sums that are cut (`StepSettings.is_accumulator_sharded`) each micro-batch has its exchange: a ReduceScatter
-# before the gradient is added (`_VirtualAssignAdd` in ops/_grad_experimental/grad_comm_ops.py with the group that
-# pipeline_split_utils.cc, InsertVirtualAssignAdd, gives it; with level3 the backward of the AllGather in the cell).
-# Else the last micro-batch alone exchanges the sums.
+# With sharded accumulators (`StepSettings.is_accumulator_sharded`) every micro-batch reduces its gradients: a
+# ReduceScatter before the accumulation (`_VirtualAssignAdd` in ops/_grad_experimental/grad_comm_ops.py with the group
+# of pipeline_split_utils.cc, InsertVirtualAssignAdd; with level3 the backward of the AllGather in the cell). Otherwise
+# only the last micro-batch reduces the accumulated gradients.
 
 
 def backward_by_section_ns(timeline: Timeline, stage: int, num_sections: int) -> list[int]:
-    """Compute time of backward of the last micro-batch on a stage, with what runs again, by section of the model."""
+    """Return the compute time of backward of the last micro-batch on a stage, by segment of the model.
+
+    Returns:
+        ns for each segment, with recompute; 0 outside the layers.
+    """
     kind, layer, micro_batch, duration_ns = _columns(timeline, stage)
     num_sequences = timeline.program.num_sequences
-    last = np.max(micro_batch) // num_sequences * num_sequences  # pieces go back in reverse
+    last = np.max(micro_batch) // num_sequences * num_sequences  # backward runs the sequence pieces in reverse
     is_backward = (kind == OpKind.BACKWARD) | (kind == OpKind.RECOMPUTE)
     chosen = is_backward & (micro_batch == last) & (layer >= 0)
     return np.bincount(layer[chosen] + 1, duration_ns[chosen], num_sections).astype(np.int64).tolist()
 
 
 def last_forward_ns(timeline: Timeline, stage: int) -> int:
-    """Compute time of forward of the last micro-batch on a stage."""
+    """Return the compute time of forward of the last micro-step on a stage, in ns."""
     kind, _, micro_batch, duration_ns = _columns(timeline, stage)
     chosen = (kind == OpKind.FORWARD) & (micro_batch == np.max(micro_batch))
     return int(duration_ns[chosen].sum())
 
 
 def _columns(timeline: Timeline, stage: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Kind, layer, micro-batch and duration of the operators of a stage."""
+    """Return kind, layer, micro-batch and duration of the operators of a stage."""
     ops, starts = timeline.program.ops, timeline.program.stage_starts
     own = slice(int(starts[stage]), int(starts[stage + 1]))
     return ops.kind[own], ops.layer[own], ops.micro_batch[own], ops.duration_ns[own]
@@ -179,15 +179,18 @@ def _columns(timeline: Timeline, stage: int) -> tuple[np.ndarray, np.ndarray, np
 def repeated_exchange_ns(
     exchange_ns: Sequence[int], backward_ns: Sequence[int], forward_ns: int, num_micro_batches: int
 ) -> int:
-    """Time behind backward until all gradients are exchanged, if each micro-batch exchanges its own.
+    """Return the exposed time of gradient reduction if every micro-batch reduces its own gradients.
 
-    What the backward of one does not hide goes on beside the forward of the next; the rest keeps its gradients waiting.
+    Reductions that backward does not overlap continue during the next forward; the rest delays the next reductions.
 
     Args:
-        exchange_ns: as of `exposed_exchange_ns`, for each micro-batch.
-        backward_ns: as of `exposed_exchange_ns`, for each micro-batch.
-        forward_ns: from the end of one backward to the begin of the next.
-        num_micro_batches: of a step.
+        exchange_ns: see `exposed_exchange_ns`; the same in each micro-batch.
+        backward_ns: see `exposed_exchange_ns`; the same in each micro-batch.
+        forward_ns: time from the end of one backward to the start of the next.
+        num_micro_batches: number of reductions in a step.
+
+    Returns:
+        Time in ns after the last backward.
     """
     exposed_ns = 0
     for _ in range(num_micro_batches):
@@ -196,18 +199,21 @@ def repeated_exchange_ns(
 
 
 def exposed_exchange_ns(exchange_ns: Sequence[int], backward_ns: Sequence[int], busy_ns: int = 0) -> int:
-    """Time behind backward until all gradients are exchanged.
+    """Return the exposed time of gradient reduction: from the end of backward until all gradients are reduced.
 
-    The gradients of a section go out when its backward has ended, one after the other on one network.
+    The reduction of a segment's gradients starts when its backward has ended; reductions do not overlap each other.
 
         backward    | layer 2 | layer 1 | layer 0 |
         exchange              | 2 2 |   | 1 1 1 1 1 | 0 0 |
                                                   |exposed|
 
     Args:
-        exchange_ns: time of exchanging the gradients of each section, in order of forward.
-        backward_ns: backward of the last micro-batch of each section.
-        busy_ns: how long the network has something else to do when backward begins.
+        exchange_ns: time of reducing the gradients of each segment, in forward order.
+        backward_ns: time of backward of each segment.
+        busy_ns: time for which the network is still busy when backward starts.
+
+    Returns:
+        Time in ns; 0 if backward overlaps everything.
     """
     end = busy_ns - sum(backward_ns)
     for section in range(len(exchange_ns) - 1, -1, -1):
