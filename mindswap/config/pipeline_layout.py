@@ -14,15 +14,15 @@ from mindswap.config.findings import Finding
 from mindswap.config.nodes import Document, DocumentNode, is_whole_number
 from mindswap.errors import MindswapError
 
-# What `set_pipeline_config` of MindSpore 2.9.0 takes (parallel/_auto_parallel_context.py).
+# Schedules that `set_pipeline_config` of MindSpore 2.9.0 accepts (parallel/_auto_parallel_context.py).
 SCHEDULERS = ("1f1b", "gpipe", "seqpipe", "seqvpp", "seqsmartvpp", "zero_bubble_v")
 SCHEDULER_PATH = ("parallel", "pipeline_config", "pipeline_scheduler")
-# A machine with so many stages does not exist; below it, everything can be written out.
+# More stages than any machine has; bounds the size of expanded layouts.
 MAX_CELLS = 100_000
 
 
 class LayoutError(MindswapError):
-    """The layers of the model cannot be spread as the configuration asks; the text says why."""
+    """The layers cannot be distributed as configured; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -30,26 +30,26 @@ class Cell:
     """The layers of one virtual chunk on one stage."""
 
     chunk: int  # index of the chunk, 0 without interleaving
-    position: int  # place of the cell in its chunk, in order of execution
-    stage: int  # pipeline stage; differs from `position` where a chunk runs backwards (zero_bubble_v)
+    position: int  # index in the chunk, in order of execution
+    stage: int  # pipeline stage; differs from `position` if a chunk runs in reverse (zero_bubble_v)
     layers: range  # layers of the model
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The layers of a model on its stages."""
+    """The assignment of layers to pipeline stages."""
 
     sizes: tuple[tuple[int, ...], ...]  # layers of each position (inner) of each chunk (outer), in order of execution
-    # layers of the model. The sizes may add up to more: MindFormers gives every chunk an offset that is written once.
-    # The last cells then get less than their size.
+    # layers of the model. The sum of sizes may be larger, because MindFormers applies an offset to every chunk. The
+    # last cells then have fewer layers than their size.
     num_layers: int
-    is_zero_bubble_v: bool = False  # the second chunk runs through the stages backwards
+    is_zero_bubble_v: bool = False  # the second chunk visits the stages in reverse
 
     def __str__(self) -> str:
         return ", ".join("+".join(map(str, row)) for row in self.sizes)
 
     def cells(self) -> Iterator[Cell]:
-        """Every cell, in order of execution."""
+        """Yield all cells in order of execution."""
         first = 0
         for chunk, row in enumerate(self.sizes):
             is_backwards = self.is_zero_bubble_v and chunk == 1
@@ -60,7 +60,7 @@ class Layout:
                 first += size
 
     def first_layers(self, counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """The first layers of each cell, by counts in the form of `sizes`; a cell without layers may be missing."""
+        """Return the first layers of each cell. `counts` is shaped as `sizes`, but may lack cells without layers."""
         return tuple(
             index
             for cell in self.cells()
@@ -71,16 +71,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Layers of each pipeline stage and chunk."""
+    """Pipeline settings of a configuration."""
 
     num_stages: int = 1  # pipeline stages, 1 without pipeline parallelism
-    num_chunks: int = 1  # virtual chunks per stage (`pp_interleave_num`, where interleaving is on)
+    num_chunks: int = 1  # virtual chunks per stage (`pp_interleave_num` with interleaving)
     offset: Any = 0  # extra layers per chunk and stage: one number, a list per stage, or a list of those per chunk
-    scheduler: str = "1f1b"  # in which order a stage runs its micro-batches; any text, `SCHEDULERS` are known
+    scheduler: str = "1f1b"  # schedule of micro-batches; any text, of which `SCHEDULERS` are valid
 
     @property
     def is_zero_bubble_v(self) -> bool:
-        """The second chunk runs through the stages backwards."""
+        """Return whether the second chunk visits the stages in reverse."""
         return self.scheduler == "zero_bubble_v"
 
     @property
@@ -89,7 +89,7 @@ class Pipeline:
         return self.is_zero_bubble_v and self.num_chunks < 2
 
     def layout(self, num_layers: int) -> Layout:
-        """The layers of each stage and chunk.
+        """Return the layers of each stage and chunk.
 
         Raises:
             LayoutError: if MindFormers refuses the offset, or a stage would be left without layers.
@@ -98,7 +98,7 @@ class Pipeline:
             raise LayoutError("zero_bubble_v takes pp_interleave_num: 2 and pipeline_interleave: True")
         table = self._offset_table()
         if self.num_stages * self.num_chunks == 1:
-            return Layout(((num_layers,),), num_layers)  # MindFormers reads the offset, and takes 0
+            return Layout(((num_layers,),), num_layers)  # MindFormers then ignores the offset
         if self.num_stages * self.num_chunks > MAX_CELLS:
             raise LayoutError(f"{self.num_stages} stages x {self.num_chunks} chunks are more than {num_layers} layers")
         average, rest = divmod(num_layers, self.num_stages * self.num_chunks)
@@ -115,14 +115,14 @@ class Pipeline:
         return Layout(tuple(map(tuple, sizes)), num_layers, self.is_zero_bubble_v)
 
     def even_offset(self, num_layers: int) -> list[int] | list[list[int]]:
-        """An offset that MindFormers takes, its extra layers on the first stages; there is a layer for each cell."""
+        """Return a valid offset with extra layers on the first stages, for models with a layer for each cell."""
         rest = num_layers % (self.num_stages * self.num_chunks)
         first = range(0, self.num_stages * self.num_chunks, self.num_stages)
         rows = [[int(index < rest) for index in range(start, start + self.num_stages)] for start in first]
         return rows if self.num_chunks > 1 else rows[0]
 
     def offset_of(self, layout: Layout) -> list[int] | list[list[int]]:
-        """The offset that gives a layout of the same stages and chunks."""
+        """Return the offset of a layout with the same stages and chunks."""
         average = layout.num_layers // (self.num_stages * self.num_chunks)
         rows = [[size - average for size in row] for row in layout.sizes]
         if self.is_zero_bubble_v:
@@ -130,7 +130,7 @@ class Pipeline:
         return rows if self.num_chunks > 1 else rows[0]
 
     def _offset_table(self) -> list[list[int]]:
-        """The offset as lists: one for all chunks, or one for each; all equally long."""
+        """Return the offset as lists of equal length, one for all chunks or one per chunk."""
         rows = self.offset if isinstance(self.offset, list) else [self.offset] * self.num_stages
         table: list[Any] = rows if any(isinstance(row, list) for row in rows) else [rows]
         if not all(isinstance(row, list) and all(isinstance(extra, int) for extra in row) for row in table):
@@ -140,7 +140,7 @@ class Pipeline:
         return table
 
     def _offset_rows(self, table: list[list[int]], rest: int, num_layers: int) -> list[list[int]]:
-        """The offset for each chunk and stage; one that is written once holds for every chunk."""
+        """Return the offset of each chunk and stage; a single list applies to every chunk."""
         is_per_chunk = isinstance(self.offset, list) and any(isinstance(row, list) for row in self.offset)
         if any(len(row) != self.num_stages for row in table):
             raise LayoutError(f"{self.offset} has {_shape([len(row) for row in table])} numbers, not one per stage")
@@ -155,7 +155,7 @@ class Pipeline:
         return [[int(extra) for extra in row] for row in table * (1 if is_per_chunk else self.num_chunks)]
 
     def stage_layers(self, stage: int, num_layers: int) -> tuple[int, ...] | None:
-        """Layers on one stage, chunk after chunk; None if offset does not fit the model."""
+        """Return the layers of a stage, chunk by chunk; None if the offset does not fit the model."""
         try:
             cells = self.layout(num_layers).cells()
         except LayoutError:
@@ -164,7 +164,7 @@ class Pipeline:
 
 
 def read_pipeline(document: Document) -> Pipeline:
-    """The pipeline settings of a configuration; what is missing or no number counts as 1.
+    """Read the pipeline settings of a configuration; missing or invalid numbers are 1.
 
     MindFormers reads the number of chunks only where `pipeline_interleave` is on. Where that key is
     missing, lists with one row per chunk, which it would refuse, are taken to mean that it is on.
@@ -172,14 +172,14 @@ def read_pipeline(document: Document) -> Pipeline:
     num_stages = _positive(document.get("parallel_config", "pipeline_stage"))
     num_chunks = read_num_chunks(document) if is_interleaved(document) else 1
     offset = _offset_data(document.get("model", "model_config", "offset"))
-    # MindFormers takes the schedule from MindSpore's context, which has none without use_parallel.
+    # MindFormers reads the schedule from MindSpore's context, which has none without use_parallel.
     scheduler = document.get(*SCHEDULER_PATH) if document.is_parallel else None
     name = "1f1b" if scheduler is None or scheduler.is_null else str(scheduler.value)
     return Pipeline(num_stages, num_chunks, offset, name)
 
 
 def is_interleaved(document: Document) -> bool:
-    """True if `pipeline_interleave` is on."""
+    """Return whether `pipeline_interleave` is on."""
     node = document.get("parallel", "pipeline_config", "pipeline_interleave")
     if node is not None:
         return node.value is True
@@ -195,7 +195,7 @@ def _has_rows(node: DocumentNode) -> bool:
 
 
 def read_num_chunks(document: Document) -> int:
-    """Value of `pp_interleave_num`, whether it acts or not."""
+    """Return the value of `pp_interleave_num`, even if interleaving is off."""
     for key in ("pp_interleave_num", "virtual_pipeline_model_parallel_size"):
         node = document.get("model", "model_config", key)
         if node is not None:
@@ -204,7 +204,7 @@ def read_num_chunks(document: Document) -> int:
 
 
 def is_stage_counts(node: DocumentNode, pipeline: Pipeline, num_layers: int | None) -> bool:
-    """True for a list that cannot be layer indices but has the shape of stage counts.
+    """Return whether a list has the shape of stage counts and cannot be layer indices.
 
     That is a list of lists, a list of integers with a bool among them, one integer per stage (of
     several) of which one is no layer or stands twice, or the number of layers on the only stage.
@@ -233,7 +233,7 @@ def _positive(node: DocumentNode | None) -> int:
 
 
 def _offset_data(node: DocumentNode | None) -> object:
-    """An offset as a number or lists of numbers; two levels at most, whatever the file nests."""
+    """Convert an offset to a number or lists of numbers, at most two levels deep."""
     if node is None:
         return 0
     if node.items is None:
@@ -241,15 +241,15 @@ def _offset_data(node: DocumentNode | None) -> object:
     return [[below.value for below in item.items] if item.items is not None else item.value for item in node.items]
 
 
-# Sequences that a pipeline cuts into pieces (`seq_split_num`), and where MindFormers does not take that.
+# Sequence pieces (`seq_split_num`): each sequence is split for the pipeline. Settings that exclude it.
 #
-# Each piece goes through forward and backward by itself. Attention of a piece reads the keys and values of the pieces
-# before it from caches, parameters of its layer, and adds its own to them; backward adds up gradients of keys and
-# values in two more (mindformers 1.9.0, models/llama/llama_transformer.py, `seq_pipe`).
+# Each piece has its own forward and backward. Attention reads keys and values of previous pieces from caches, which are
+# parameters of the layer, and appends its own; backward accumulates gradients of keys and values in two more caches
+# (mindformers 1.9.0, models/llama/llama_transformer.py, `seq_pipe`).
 
 SEQUENCE_KEY = "seq_split_num"
 PATH = f"parallel_config.{SEQUENCE_KEY}"
-# What must not be on besides, with the place where MindFormers 1.9.0 says so.
+# Settings that must be off, with the location of the check in MindFormers 1.9.0.
 EXCLUDED = (
     (("model", "model_config", "use_ring_attention"), "models/llama/llama.py"),
     (("model", "model_config", "use_eod_attn_mask_compression"), "models/llama/llama.py"),
@@ -259,7 +259,7 @@ EXCLUDED = (
 
 
 def find_sequence_faults(document: Document) -> Iterator[Finding]:
-    """Reasons for which sequences in pieces, over several ranks, or layers in halves do not train.
+    """Yield problems of settings that exclude sequence pieces, context parallelism or interleaved halves.
 
     `recompute` counts with swap on, too: a layer that runs again would read keys and values that later pieces have
     changed. mindswap turns the check of MindFormers off there.
@@ -299,7 +299,7 @@ HALVES_KEY = "fine_grain_interleave"
 
 
 def has_interleaved_halves(document: Document) -> bool:
-    """Layers compute in two halves in turn (`check_fine_grain_interleave_valid` in models/utils.py)."""
+    """Return whether layers alternate between two halves (`check_fine_grain_interleave_valid` in models/utils.py)."""
     model_parallel = document.count("parallel_config", "model_parallel")
     return document.is_legacy and document.count("model", "model_config", HALVES_KEY) > 1 and model_parallel > 1
 

@@ -1,4 +1,4 @@
-"""A configuration -> its policy (of 2.x, what comes of it) and every problem in it."""
+"""Check a configuration with all rules. Returns its policy (for 2.x: its effect) and all problems."""
 
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -27,11 +27,11 @@ from mindswap.rules.mindformers1 import find_rules
 from mindswap.rules.mindformers2 import find_rules_2x
 from mindswap.system.environment import user_environment
 
-# What these rules find by the table of a model family may not hold for the real network.
+# Rules whose findings may be wrong if names come from the table of a model family, not from the real network.
 MODEL_RULES = frozenset({"plain-dot", "unmatched-pattern"})
-# Keys of `model.model_config` by which MindFormers finds the class (models/build_config.py, get_model_config).
+# Keys of `model.model_config` that select the class of the model (models/build_config.py, get_model_config).
 CLASS_KEYS = ("type", "model_type", "architectures")
-# These say why a value could not be read.
+# Rules that explain why a value could not be read.
 SHAPE_RULES = (
     "bad-prefetch",
     "missing-key",
@@ -45,18 +45,18 @@ SHAPE_RULES = (
 
 @dataclass(frozen=True, eq=False)
 class CheckResult:
-    """Result of checking a configuration."""
+    """Result of a check."""
 
-    policy: Policy | None  # the normalised policy; None if there is an error
+    policy: Policy | None  # the normalized policy; None if there is an error
     problems: tuple[Problem, ...]  # every problem, in file order
     num_layers: int | None  # layers of the model; None if not known
-    trees: LayerTrees | None  # the layers that operator names were checked against; None if they were not
-    settings: PolicySettings | None = None  # the statements with their places; None for a file of the other form
-    ignored: tuple[Problem, ...] = ()  # warnings that the configuration or the caller does not want to hear
+    trees: LayerTrees | None  # layers that names were checked against; None if not checked
+    settings: PolicySettings | None = None  # the statements with their locations; None for the other format
+    ignored: tuple[Problem, ...] = ()  # suppressed warnings
 
     @property
     def is_swap_enabled(self) -> bool:
-        """Value of `swap`, also where there are errors."""
+        """Return whether `swap` is True, even if there are errors."""
         return self.settings is not None and self.settings.is_swap_enabled
 
     @property
@@ -65,7 +65,7 @@ class CheckResult:
         return find_errors(self.problems)
 
     def require_policy(self) -> Policy:
-        """The policy; with an error, PolicyError with every problem."""
+        """Return the policy; raises PolicyError with all problems if there is an error."""
         if self.policy is None:
             raise PolicyError(self.problems)
         return self.policy
@@ -80,59 +80,60 @@ def check_document(
     silence: Collection[str] = (),
     is_run: bool = False,
 ) -> CheckResult:
-    """Check a configuration of MindFormers 1.9 with every rule; one of 2.x has one error, which says so.
+    """Check a configuration of MindFormers 1.9 with all rules. One of 2.x gets a single error about its format.
 
     Args:
         document: the configuration.
-        num_layers: layers of the model; None takes what the configuration states, then what `trees` has.
-        trees: the real layers; None takes the table of the model family, if there is one.
-        environ: environment variables of the run; None takes those of the user's shell.
-        ignore: rules whose problems are left out.
-        silence: rules whose warnings are only counted, besides those of `mindswap.ignore`.
-        is_run: a training begins; with swap off, what MindFormers refuses is then at most a warning.
+        num_layers: layers of the model; None takes the value of the configuration, then that of `trees`.
+        trees: layers of the real network; None looks for a table of the model family.
+        environ: environment variables of the run; None for those of the user's shell.
+        ignore: rules whose problems are dropped.
+        silence: rules whose warnings are suppressed, in addition to `mindswap.ignore`.
+        is_run: whether a training starts; with swap off, errors of MindFormers are then warnings.
     """
-    other_form = wrong_form_problem(document)
-    if other_form is not None:
-        return CheckResult(None, sort_problems([*document.problems, other_form]), num_layers, None)
+    format_problem = wrong_form_problem(document)
+    if format_problem is not None:
+        return CheckResult(None, sort_problems([*document.problems, format_problem]), num_layers, None)
     if num_layers is None:
         num_layers = find_num_layers(document)
     if num_layers is None and trees is not None:
         num_layers = len(trees.layers)
     settings = read_settings(document, num_layers)
-    is_whole = document.count("parallel_config", SEQUENCE_KEY) == 1  # layers for pieces of sequences are in no table
-    if trees is None and num_layers is not None and is_whole:
+    # No table has the layers for sequence pieces.
+    has_full_sequences = document.count("parallel_config", SEQUENCE_KEY) == 1
+    if trees is None and num_layers is not None and has_full_sequences:
         trees = load_layer_trees(model_section(document), num_layers)
     coverage = Coverage(trees) if trees is not None else None
     variables = user_environment() if environ is None else environ
-    return _judge(Context(document, settings, coverage, variables, is_run), find_rules(), ignore, silence)
+    return _check(Context(document, settings, coverage, variables, is_run), find_rules(), ignore, silence)
 
 
 def check_shape(document: Document, num_layers: int | None = None) -> CheckResult:
-    """As `check_document`, of a file of either form, and only whether its values can be read.
+    """Check only whether values can be read, of a configuration of either format.
 
-    For a configuration that was written by mindswap, or that is checked elsewhere.
+    For configurations that mindswap has written, or that are checked elsewhere.
     """
-    return _judge(Context(document, read_settings(document, num_layers)), SHAPE_RULES)
+    return _check(Context(document, read_settings(document, num_layers)), SHAPE_RULES)
 
 
-def _judge(
+def _check(
     context: Context, rules: Iterable[str], ignore: Collection[str] = (), silence: Collection[str] = ()
 ) -> CheckResult:
-    """The policy, unless one of the rules finds an error."""
+    """Run rules, and build the policy if there is no error."""
     document, settings = context.document, context.settings
-    found = (problem for rule in rules for problem in find_rules()[rule].check(context))
-    problems, ignored = split_ignored(document, (*document.problems, *found), ignore, silence)
+    rule_problems = (problem for rule in rules for problem in find_rules()[rule].check(context))
+    problems, ignored = split_ignored(document, (*document.problems, *rule_problems), ignore, silence)
     policy = None if find_errors(problems) else build_policy(settings)
     trees = context.coverage.trees if context.coverage is not None else None
     return CheckResult(policy, problems, settings.num_layers, trees, settings, ignored)
 
 
 def check_before_network(document: Document, environ: Mapping[str, str]) -> CheckResult:
-    """Check all that can be judged while the network is not built yet.
+    """Check what can be checked before the network is built.
 
     Raises:
-        PolicyError: with every problem, if one of the errors holds for any network. With swap off, what
-            MindFormers refuses is left to it: nothing of ours stops such a run.
+        PolicyError: with all problems, if an error does not depend on the network. With swap off, errors of MindFormers
+            are left to it, because mindswap must not stop such a run.
     """
     result = check_document(document, environ=environ, is_run=True)
     if any(problem.rule not in MODEL_RULES for problem in result.errors):
@@ -160,27 +161,27 @@ def load_policy(source: str | os.PathLike[str] | Mapping[str, Any]) -> Policy:
 
 
 def policy_of_document(document: Document) -> Policy:
-    """As `load_policy`, of what was read."""
+    """Return the policy of a parsed configuration. Raises as `load_policy`."""
     return check_document(document, environ={}, is_run=True).require_policy()
 
 
-def require_num_layers(document: Document, num_layers: int | None, asked_by: str = "") -> int:
-    """The number of layers that is known, for what means nothing without; `asked_by` begins the message.
+def require_num_layers(document: Document, num_layers: int | None, prefix: str = "") -> int:
+    """Return the number of layers, or raise if it is not known; `prefix` starts the message.
 
     Raises:
-        GraphError: if it is not known; the text says where it should have come from.
+        GraphError: the number is not known; the message names the key that is missing.
     """
     if num_layers is not None:
         return num_layers
-    text = f"{asked_by}the configuration does not say how many layers the model has"
+    text = f"{prefix}the configuration does not say how many layers the model has"
     raise GraphError(f"{text}\n{missing_num_layers(document)}")
 
 
 def policy_of(document: Document, checked: CheckResult) -> Policy:
-    """The policy of a configuration in layer indices; with swap off MindFormers' own reading of its recompute.
+    """Return the policy in layer indices; with swap off, the recompute that MindFormers does by itself.
 
     Raises:
-        PolicyError: if it is wrong.
+        PolicyError: the configuration has errors.
     """
     policy = checked.require_policy()
     num_layers = require_num_layers(document, checked.num_layers)
@@ -188,7 +189,7 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
 
 
 def missing_model(document: Document) -> str | None:
-    """Message that no model is described, with how to name one; None if there is one."""
+    """Return a message if the configuration describes no model; None otherwise."""
     for problem in document.problems:
         if problem.rule == FOLDER_RULE:
             return f"{problem.location}: {problem.message}\n    fix:     {problem.fix}"
@@ -203,7 +204,7 @@ def missing_model(document: Document) -> str | None:
 
 
 def missing_num_layers(document: Document) -> str:
-    """Message that the number of layers is not known, in two lines: place and key, then how to give it."""
+    """Return a message of two lines about a missing number of layers: location and key, then the fix."""
     missing = missing_model(document)
     if missing is not None:
         return missing
@@ -212,16 +213,16 @@ def missing_num_layers(document: Document) -> str:
     keys = [key_text(entry.key) for entry in section.unique_entries()] if section is not None else []
     near = closest_names(NUM_LAYERS_KEYS[0], keys, least=0.7)
     fix = f"write '{NUM_LAYERS_KEYS[0]}' in place of '{near[0]}'" if near else f"add '{NUM_LAYERS_KEYS[0]}: N' there"
-    where = document.location_of(*path, *near) if section is not None else document.location_of(path[0])
+    location = document.location_of(*path, *near) if section is not None else document.location_of(path[0])
     others = ", ".join(NUM_LAYERS_KEYS[1:])
     return (
-        f"{where}: {'.'.join(path)}: there is no {NUM_LAYERS_KEYS[0]} (or {others})\n"
+        f"{location}: {'.'.join(path)}: there is no {NUM_LAYERS_KEYS[0]} (or {others})\n"
         f"    fix:     {fix}, or give --num-layers N where the command has it"
     )
 
 
 def model_section(document: Document) -> dict[str, Any]:
-    """`model:` as plain data; empty where there is none."""
+    """Return the section `model` as plain data; empty if it is missing."""
     node = document.get("model")
     data = to_data(node) if node is not None else None
     return data if isinstance(data, dict) else {}
@@ -232,15 +233,15 @@ def model_section(document: Document) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class PynativeCheck:
-    """Result of checking a configuration."""
+    """Result of a check."""
 
-    effect: SettingsEffect  # what upstream makes of it, also where there are problems
-    problems: tuple[Problem, ...]  # all of them, in file order
-    ignored: tuple[Problem, ...] = ()  # warnings that the configuration or the caller does not want to hear
+    effect: SettingsEffect  # the effect in MindFormers, even if there are problems
+    problems: tuple[Problem, ...]  # all problems in file order
+    ignored: tuple[Problem, ...] = ()  # suppressed warnings
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """The problems that have to be mended."""
+        """The problems with level ERROR."""
         return find_errors(self.problems)
 
 
@@ -251,14 +252,15 @@ def check_pynative(
     silence: Collection[str] = (),
     mindformers: str = "",
 ) -> PynativeCheck:
-    """Check a configuration of MindFormers 2.x with every rule.
+    """Check a configuration of MindFormers 2.x with all rules.
 
     Args:
         document: the configuration.
-        num_layers: layers of the model without those for multi-token prediction; None takes what it states.
-        model: names of the layers; None takes the table of the model, if there is one.
-        silence: rules whose warnings are only counted, besides those of `mindswap.ignore`.
-        mindformers: the version that is installed; "" leaves out what is wrong with one version only.
+        num_layers: layers of the model without those for multi-token prediction; None takes the value of the
+            configuration.
+        model: layers of the model; None looks for a table of the model.
+        silence: rules whose warnings are suppressed, in addition to `mindswap.ignore`.
+        mindformers: installed version; "" skips rules for single versions.
     """
     settings = read_pynative(document, num_layers)
     if model is None:
@@ -266,5 +268,5 @@ def check_pynative(
     effect = compute_effect(settings, model)
     rules, context = find_rules_2x(), Context2x(document, settings, effect, mindformers)
     problems = (problem for rule in rules.values() for problem in rule.check(context))
-    found = (*document.problems, *problems, *misused_ignore(document, rules))
-    return PynativeCheck(effect, *split_ignored(document, found, (), silence))
+    all_problems = (*document.problems, *problems, *misused_ignore(document, rules))
+    return PynativeCheck(effect, *split_ignored(document, all_problems, (), silence))
