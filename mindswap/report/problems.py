@@ -1,4 +1,4 @@
-"""Problems as text: what is wrong, where, what is allowed, how to fix it."""
+"""Format problems as text and JSON, and the common JSON output of all commands."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,14 +9,14 @@ from mindswap.config.problem import Level, Problem, sort_problems
 from mindswap.system.streams import printable
 from mindswap.units import format_count
 
-# Nobody reads more at once, and a file can have a hundred thousand.
+# Limit of printed problems, as a file can have a hundred thousand.
 MAX_SHOWN = 100
 _COLOURS = {Level.ERROR: "\033[1;31m", Level.WARNING: "\033[1;33m"}
 _BOLD, _RESET = "\033[1m", "\033[0m"
 
 
 def format_problems(problems: Iterable[Problem], colour: bool = False) -> str:
-    """The problems in file order, one block of lines each; of very many the first, then how many there are."""
+    """Format problems in file order, one block of lines each; limited to `MAX_SHOWN`, then with their number."""
     found = sort_problems(problems)
     blocks = [_format(problem, colour) for problem in _shown(found)]
     if len(blocks) < len(found):
@@ -25,13 +25,13 @@ def format_problems(problems: Iterable[Problem], colour: bool = False) -> str:
 
 
 def problems_to_data(problems: Iterable[Problem]) -> dict[str, Any]:
-    """The problems as plain data, for JSON: `problems`, the first of very many, and `num_problems`."""
+    """Return problems as JSON data: `problems`, limited to `MAX_SHOWN`, and `num_problems`."""
     found = sort_problems(problems)
     return {"problems": [_to_data(problem) for problem in _shown(found)], "num_problems": len(found)}
 
 
 def _shown(problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
-    """The first ones, errors before warnings, in file order."""
+    """Return at most `MAX_SHOWN` problems in file order; errors take precedence over warnings."""
     if len(problems) <= MAX_SHOWN:
         return problems
     levels = list(Level)
@@ -44,7 +44,7 @@ def _to_data(problem: Problem) -> dict[str, Any]:
 
 
 def format_counts(problems: Iterable[Problem], ignored: Iterable[Problem] = ()) -> str:
-    """Numbers of problems by level: `1 error, 2 warnings, 3 warnings ignored (overlap)`."""
+    """Format the numbers of problems by level, for example `1 error, 2 warnings, 3 warnings ignored (overlap)`."""
     levels = [problem.level for problem in problems]
     counts = [(levels.count(level), level.value) for level in Level]
     parts = [format_count(count, name) for count, name in counts if count] or ["no problems"]
@@ -55,7 +55,7 @@ def format_counts(problems: Iterable[Problem], ignored: Iterable[Problem] = ()) 
 
 
 def escape(text: str) -> str:
-    """Text that a terminal shows as it is: control characters of the user's file become escapes."""
+    """Escape control characters and newlines, because texts from the user's files may contain them."""
     return printable(text).replace("\n", "\\n")
 
 
@@ -71,20 +71,24 @@ def _format(problem: Problem, colour: bool) -> str:
     return "\n".join(lines)
 
 
-# What every command says with `--json`: one object, of one outer shape, on success and on error.
+# Output of every command with `--json`: one object of the same outer form, on success and on error.
 #
-# `{"schema": "mindswap.COMMAND", "version": 1, "ok": ..., "error": ..., "problems": [...], DATA}`; `data/schema/` has
-# the rest. `ok` is exit code 0. Where there is an error there is no data; where `ok` is false without one, the data
-# says why: nothing fits, or the graph does not do what is asked.
+# `{"schema": "mindswap.COMMAND", "version": 1, "ok": ..., "error": ..., "problems": [...], DATA}`, see `data/schema/`.
+# `ok` means exit code 0. With an error there is no data. If `ok` is false without an error, the data has the reason,
+# for example that no plan fits.
 
-# Of the outer shape and of all data; one more where a key goes or changes its meaning, not where one is new.
+# Version of the outer form and all data; incremented when a key is removed or changes its meaning.
 VERSION = 1
 
 
 def answer_text(command: str, data: Mapping[str, Any], is_ok: bool, error: str | None = None) -> str:
-    """The answer of a command: JSON values, `problems` among them if there are any.
+    """Format the JSON output of a command.
 
-    `command` is "" where there is no such one; `is_ok` says that it exits with 0, `error` why there is no data.
+    Args:
+        command: name of the command; "" if it is unknown.
+        data: JSON data, may include `problems`.
+        is_ok: whether the exit code is 0.
+        error: error message if there is no data.
     """
     name = f"mindswap.{command}" if command else "mindswap"
     outer = {"schema": name, "version": VERSION, "ok": is_ok, "error": error}

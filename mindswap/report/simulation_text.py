@@ -1,4 +1,4 @@
-"""Words of the simulation reports, the same in every output."""
+"""Texts, rows and curves of simulation reports, shared by all output formats."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -14,11 +14,11 @@ from mindswap.simulator.summary import group_layer_rows
 from mindswap.simulator.timeline import MemoryProfile, StallCause, Timeline
 from mindswap.units import common_unit, format_bytes, format_time
 
-MAX_PIECES = 4  # of a list of layers, in words
+MAX_PIECES = 4  # limit of ranges in a list of layers
 
 
 class Head(Enum):
-    """The figures that everybody asks for first, with their names."""
+    """Headline figures with their names."""
 
     STEP_TIME = "step time"
     TOKENS = "tokens/s per card"
@@ -30,9 +30,9 @@ class Head(Enum):
 
 
 def describe_layers(layers: Sequence[int]) -> str:
-    """`layers 0-3`, `outside the layers`, `layer 1 and outside the layers`; -1 stands for outside.
+    """Format layers, for example `layers 0-3` or `layer 1 and outside the layers`; -1 means outside.
 
-    A list of many pieces is only counted: `29 layers of 0-79`.
+    A list of many ranges is abbreviated: `29 layers of 0-79`.
     """
     inside = [layer for layer in layers if layer >= 0]
     parts = [name_indices("layer", inside)] if inside else []
@@ -44,33 +44,33 @@ def describe_layers(layers: Sequence[int]) -> str:
 
 
 def describe_moment(moment: Moment) -> str:
-    """`backward of layer 3, micro-batch 0: ffn Mul`."""
+    """Format a moment, for example `backward of layer 3, micro-batch 0: ffn Mul`."""
     return f"{moment.phase}, {describe_layers([moment.layer])}, micro-batch {moment.micro_batch}: {moment.label}"
 
 
 def describe_holder(holder: PeakContributor) -> str:
-    """`attention.wq MatMul, layers 0-31, kept for backward`."""
+    """Format a holder of memory, for example `attention.wq MatMul, layers 0-31, kept for backward`."""
     return f"{holder.label}, {describe_layers(holder.layers)}, {MEMORY_STYLES[holder.kind].title}"
 
 
 def describe_cause(cause: Cause) -> str:
-    """`copy in of ffn Mul, layers 3-5`."""
+    """Format the cause of a wait, for example `copy in of ffn Mul, layers 3-5`."""
     direction = "out" if cause.cause == StallCause.COPY_OUT else "in"
     return f"copy {direction} of {cause.label}, {describe_layers(cause.layers)}"
 
 
 def describe_budget(peak_bytes: int, budget_bytes: int | None, margin_permille: int = 0) -> str:
-    """`fits in 54.0 GiB with 6.9 GiB to spare`; empty without a budget."""
+    """Format the budget, for example `fits in 54.0 GiB with 6.9 GiB to spare`; "" without a budget."""
     return "" if budget_bytes is None else MemoryBudget(budget_bytes, margin_permille).describe(peak_bytes)
 
 
 def format_share(part: int, whole: int) -> str:
-    """`3.1 %`; `-` where there is nothing."""
+    """Format a percentage, for example `3.1 %`; `-` for zero."""
     return f"{100 * part / whole:.1f} %" if part and whole else "-"
 
 
 def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
-    """The figures that everybody asks for first: (what, value, remark)."""
+    """Return the headline figures: (figure, value, remark)."""
     stage = report.peak_stage
     which = f"stage {stage.stage}, " if len(report.stages) > 1 else ""
     when = format_time(stage.moment.time_ns)
@@ -90,24 +90,31 @@ def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
     )
 
 
-# Bars and curves of a size that can be drawn: what is too short to see is joined with its neighbours.
+# Reduction of bars and curves to a size that can be drawn: bars that are too short to see are joined.
 
 WAITS = tuple(kind for kind in BarKind if kind.is_wait)
-LEAST_WAIT = 8  # waits of a bar together are left out below one part in this many of the resolution
+LEAST_WAIT = 8  # the waits of a joined bar are omitted if their total is below this fraction (1/8) of the resolution
 
 
 def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
-    """Neighbours of one kind, layer and micro-batch that are shorter than the resolution become one bar.
+    """Join adjacent short bars of equal kind, layer and micro-batch.
 
-    Waits shorter than that are counted for the bar that comes after them, and stand together before it where
-    they add up, so that a picture shows as much waiting as there is. The bars are of one stage, by lane and start; with
-    `by_layer` layers stay apart, and so do bars that are long enough to see.
+    Short waits are added up and drawn before the joined bar that follows them, so that a picture shows the true total
+    of waiting time.
+
+    Args:
+        bars: bars of one stage, by lane and start.
+        resolution_ns: bars shorter than this are joined.
+        by_layer: False also joins longer bars, and bars of different layers.
+
+    Returns:
+        The joined bars.
     """
     is_long = bars.end_ns - bars.start_ns >= resolution_ns
     is_work = is_long | ~np.isin(bars.kind, WAITS)
     if resolution_ns <= 0 or not is_work.any():
         return bars
-    # A group: neighbours among the work that become one bar, and the short waits before each of them.
+    # A group: adjacent work that becomes one bar, with the short waits before each part of it.
     work = np.flatnonzero(is_work)
     before, behind = work[:-1], work[1:]
     keys = ("lane", "kind", "micro_batch", *(["layer"] if by_layer else []))
@@ -117,7 +124,7 @@ def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
     group = np.append(0, np.cumsum(begins))[np.searchsorted(work, np.arange(work[-1] + 1))]
     wait_ns = np.bincount(group, np.where(is_work, 0, bars.busy_ns)[: len(group)]).astype(np.int64)
     shown = np.flatnonzero(is_work[: len(group)] | (wait_ns > resolution_ns // LEAST_WAIT)[group])
-    # Pieces of a group: its waits, one kind behind the other so that each has its share, then its work.
+    # Pieces of a group: its waits sorted by kind, then its work.
     shown = shown[np.lexsort((bars.kind[shown], is_work[shown], group[shown]))]
     marks = np.stack([group[shown], is_work[shown], np.where(is_work[shown], -1, bars.kind[shown])])
     first = np.flatnonzero(np.append(True, (marks[:, 1:] != marks[:, :-1]).any(axis=0)))
@@ -127,7 +134,7 @@ def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
     layers = bars.layer[shown]
     is_one_layer = np.maximum.reduceat(layers, first) == np.minimum.reduceat(layers, first)
     joined["layer"] = np.where(is_one_layer, joined["layer"], -1)
-    # Waits stand before the work, from the first begin of the group on, and are of its layer and micro-batch.
+    # Waits precede the work, from the start of the group, and get its layer and micro-batch.
     of_work, own = is_work[shown[first]], group[shown[first]]
     begin, last = (np.flatnonzero(np.diff(own, **edge)) for edge in ({"prepend": -1}, {"append": -1}))
     for name in ("layer", "micro_batch"):
@@ -142,7 +149,7 @@ def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
 
 
 def fit_bars(timeline: Timeline, stages: Sequence[int], max_bars: int) -> list[Bars]:
-    """Bars of these stages with as much detail as `max_bars` in total allow; layers are joined last."""
+    """Return the bars of some stages with the finest resolution that `max_bars` allows; layers are joined last."""
     full = [list_bars(timeline, stage) for stage in stages]
     step_ns = max(1, timeline.step_time_ns)
     resolutions = [0, *(step_ns // parts for parts in (100_000, 30_000, 10_000, 3_000))]
@@ -155,18 +162,18 @@ def fit_bars(timeline: Timeline, stages: Sequence[int], max_bars: int) -> list[B
 
 
 def sample_memory(memory: MemoryProfile, end_ns: int, max_points: int) -> tuple[np.ndarray, np.ndarray]:
-    """A curve with at most about `max_points` moments; the highest of every part of the step stays.
+    """Reduce a memory curve to about `max_points` points; the maximum of each part of the step is kept.
 
     Returns:
-        Times (int64, shape (n,)) and bytes by kind (int64, shape (num_kinds, n)), constant from one to the next;
-        the last moment is `end_ns`.
+        Times (int64, shape (n,)) and bytes by kind (int64, shape (num_kinds, n)), constant between times; the last time
+        is `end_ns`.
     """
     time_ns, by_kind = memory.time_ns, memory.by_kind_bytes
     if len(time_ns) > max_points:
         part = time_ns * (max_points // 2) // max(1, end_ns)
         total = by_kind.sum(axis=0)
         last = np.flatnonzero(np.append(np.diff(part) > 0, True))
-        # Highest first within a part, then the first of each part.
+        # Sort by size within each part, then take the first of each part.
         order = np.lexsort((-total, part))
         highest = order[np.append(True, np.diff(part[order]) > 0)]
         chosen = np.unique(np.concatenate([highest, last]))
@@ -184,7 +191,7 @@ LAYER_HEADER = ("per micro-batch", "kept", "swapped", "recomputed", "copies", "f
 
 
 def stage_rows(report: SimulationReport) -> list[tuple[StageReport, tuple[str, ...]]]:
-    """The cells for `STAGE_HEADER`, stages with equal ones together, each with the first of its stages."""
+    """Return the rows for `STAGE_HEADER`, equal stages in one, each with its first stage."""
 
     def cells(stage: StageReport) -> tuple[str, ...]:
         return _stage_cells(stage, report.timeline.step_time_ns)
@@ -207,7 +214,7 @@ def _stage_cells(stage: StageReport, step_ns: int) -> tuple[str, ...]:
 
 
 def layer_rows(report: SimulationReport) -> list[tuple[str, ...]]:
-    """The cells for `LAYER_HEADER`, equal layers together, all sizes in one unit."""
+    """Return the rows for `LAYER_HEADER`, equal layers in one, with a common unit for all sizes."""
     groups = group_layer_rows(report.layers)
     sizes = [(row.kept_bytes, row.swapped_bytes, row.recomputed_bytes) for _, row in groups]
     unit = common_unit(size for row in sizes for size in row)

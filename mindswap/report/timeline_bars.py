@@ -1,4 +1,4 @@
-"""Timeline -> bars: every operator, copy and wait of a stage, and how pictures and pages draw them (words, colours)."""
+"""Convert a timeline to bars: every operator, copy and wait of a stage, with titles and colours for pictures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mindswap.simulator.timeline import StallCause, Timeline, find_waits
 
 
 class Lane(IntEnum):
-    """Rows of a stage in a picture of its streams."""
+    """Lane of a bar in a picture of the streams of a stage."""
 
     COMPUTE = 0
     COMMUNICATION = 1
@@ -24,12 +24,12 @@ class Lane(IntEnum):
 
     @property
     def title(self) -> str:
-        """Name of the row."""
+        """Title of the lane."""
         return ("compute", "communication", "receiving", "copy out (D2H)", "copy in (H2D)")[self]
 
 
 class BarKind(IntEnum):
-    """Kind of a bar in such a row."""
+    """Kind of a bar."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -46,13 +46,13 @@ class BarKind(IntEnum):
 
     @property
     def is_wait(self) -> bool:
-        """Nothing runs."""
+        """Return whether the bar is idle time: a wait or a bubble."""
         return BarKind.WAIT_COPY_OUT <= self <= BarKind.BUBBLE
 
 
 @dataclass(frozen=True)
 class Style:
-    """Words and colours of one kind; colours on a light and on a dark page."""
+    """Title of one kind, and its colours on light and dark pages."""
 
     title: str
     light: str
@@ -61,17 +61,18 @@ class Style:
 
 _STYLES = package_data("report/styles.json")
 BAR_STYLES = {kind: Style(*_STYLES["bars"][kind.name]) for kind in BarKind}
-# From the bottom of the stack to its top, above what is static.
+# In stacking order from bottom to top, above static memory.
 MEMORY_STYLES = {MemoryKind[name]: Style(*style) for name, style in _STYLES["memory"].items()}
-# What is static, the budget, and lines of dry runs over the memory that is simulated.
+# Static memory, memory budget, and curves of dry runs drawn over the simulated memory.
 STATIC, BUDGET, DRY_RUN, OTHER_DRY_RUN = (Style(*style) for style in _STYLES["others"].values())
 
 
 Column = np.ndarray | int
-# A row for each bar of a stage, by lane and then by start: `Lane`, `BarKind`, times from the start of the step, for how
-# long of that something runs or waits, index into `Program.labels` (of the first that was joined; for a wait, of what
-# is waited for; -1 where the kind says it all), layer and micro-batch (-1 outside the layers, or where several were
-# joined), how many operators, copies or waits were joined, bytes of copies.
+# Fields of a bar; the bars of a stage are sorted by lane and start.
+# lane, kind: `Lane`, `BarKind`; start_ns, end_ns: from the start of the step; busy_ns: total time of the joined bars;
+# label: index into `Program.labels` of the first joined bar, for a wait of the awaited operator, -1 without a label;
+# layer, micro_batch: -1 outside of the layers or if several were joined; count: number of joined bars;
+# size_bytes: bytes of copies.
 _FIELDS = ["lane", "kind", "start_ns", "end_ns", "busy_ns", "label", "layer", "micro_batch", "count", "size_bytes"]
 BAR = np.dtype([(name, np.int64) for name in _FIELDS])
 Bars = np.recarray
@@ -93,7 +94,7 @@ _OF_STALL = {
 
 
 def list_bars(timeline: Timeline, stage: int) -> Bars:
-    """Every operator, copy and wait of a stage that takes time, one bar each."""
+    """Return a bar for each operator, copy and wait of a stage with a duration above zero."""
     program = timeline.program
     ops, copies = program.ops, program.copies
     own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
@@ -113,7 +114,7 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
         _stalls(timeline, stage),
         _part(Lane.COPY_OUT, BarKind.COPY_OUT, timeline.out_start_ns[moved], timeline.out_end_ns[moved], *copied),
         _part(Lane.COPY_IN, BarKind.COPY_IN, timeline.in_start_ns[moved], timeline.in_end_ns[moved], *copied),
-        # A stage that is done before the others has a bubble at its end.
+        # A stage that ends before the step does has a bubble at its end.
         _part(Lane.COMPUTE, BarKind.BUBBLE, end, np.array([timeline.step_time_ns]), -1, -1, -1),
     )
     bars = np.rec.fromarrays([np.concatenate(column) for column in zip(*parts, strict=True)], dtype=BAR)
@@ -122,13 +123,13 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
 
 
 def _stalls(timeline: Timeline, stage: int) -> list[np.ndarray]:
-    """Waits of the compute stream, named after what is waited for."""
+    """Return columns of the waits of the compute stream, labelled with the awaited operator or copy."""
     program = timeline.program
     stalled, begin_ns, end_ns, cause = find_waits(timeline, stage)
     lane, kind = _translate(_OF_STALL, cause)
     copy, wait_op = timeline.stall_copy[stalled], program.ops.wait_op[stalled]
     is_copy = (copy >= 0) & ((cause == StallCause.COPY_OUT) | (cause == StallCause.COPY_IN))
-    # Arrays may be empty: -1 stands for "none" and must not be looked up.
+    # The arrays may be empty, so -1 ("none") gets an entry of its own at the end.
     label_of_copy = np.append(program.copies.label, -1)[np.where(is_copy, copy, -1)]
     layer_of_copy = np.append(program.copies.layer, -1)[np.where(is_copy, copy, -1)]
     return _part(
@@ -152,37 +153,37 @@ def _part(
     micro_batch: Column,
     size_bytes: Column = 0,
 ) -> list[np.ndarray]:
-    """Columns of `BAR`, single values as often as needed."""
+    """Return the columns of `BAR` for some bars; scalars are broadcast."""
     columns = (lane, kind, start_ns, end_ns, end_ns - start_ns, label, layer, micro_batch, 1, size_bytes)
     return [np.broadcast_to(np.asarray(column, np.int64), start_ns.shape) for column in columns]
 
 
 def _translate(table: Mapping[Any, tuple[Lane, BarKind]], codes: np.ndarray) -> np.ndarray:
-    """Lane and kind of each code, shape (2, num_codes); what the table does not name is a bubble."""
+    """Return lane and kind of each code, shape (2, num_codes); codes that are not in the table become bubbles."""
     lookup = np.repeat([[Lane.COMPUTE], [BarKind.BUBBLE]], max(table) + 1, axis=1)
     lookup[:, list(table)] = list(zip(*table.values(), strict=True))
     return lookup[:, codes]
 
 
-AFTER = len(Lane)  # the row of what comes after the last operator
+AFTER = len(Lane)  # lane of the work after the last operator
 
 
 @dataclass(frozen=True)
 class NamedBar:
-    """A bar as traces show it."""
+    """Bar with its name, for traces."""
 
     lane: int  # a `Lane`, or `AFTER`
     kind: BarKind
     start_ns: int
     duration_ns: int
     name: str
-    layer: int = -1  # -1 outside the layers, or of several
+    layer: int = -1  # -1 outside of the layers or for several layers
     micro_batch: int = -1
     size_bytes: int = 0
 
 
 def name_bars(report: SimulationReport, stage: int) -> Iterator[NamedBar]:
-    """Every bar of a stage, by lane and start, then the work behind the last operator."""
+    """Yield every bar of a stage by lane and start, then the work after the last operator."""
     bars, labels = list_bars(report.timeline, stage), report.timeline.program.labels
     for lane, code, start_ns, end_ns, _, label, layer, micro_batch, _, size_bytes in bars.tolist():
         kind = BarKind(code)
@@ -196,7 +197,7 @@ def name_bars(report: SimulationReport, stage: int) -> Iterator[NamedBar]:
 
 
 def find_kinds(report: SimulationReport, bars: Sequence[Bars]) -> list[BarKind]:
-    """Kinds that occur, for the legend."""
+    """Return the kinds of bars that occur, for the legend."""
     present = {int(kind) for part in bars for kind in np.unique(part.kind)}
     if any(term.duration_ns for term in report.terms):
         present.add(int(BarKind.TERM))

@@ -1,7 +1,7 @@
-"""The decisions of an adaptive run: (state, event) -> (state, action).
+"""State machine of an adaptive run: (state, event) -> (state, action).
 
-It ends: every start beyond the first counts against `max_restarts`; a plan that ran out of memory is never
-started again, nor one that needs as much; a faster plan is tried only if it was never tried.
+It terminates: every start after the first counts against `max_restarts`; a plan that ran out of memory, or one that
+needs at least as much, is never restarted; a faster plan is started at most once.
 """
 
 from dataclasses import replace
@@ -27,17 +27,17 @@ from mindswap.runtime.attempt.model import (
 )
 from mindswap.units import format_bytes, format_time
 
-# Smallest share of the budget by which a plan that ran out of memory tightens it, doubled each time: a log names
-# one request that failed, not all that would have followed.
+# After an out-of-memory error the budget shrinks by at least 1/64 of the memory, doubled each time up to 1/4, because a
+# log has only the first failed allocation, not those that would have followed.
 TIGHTEN_SHARE, MAX_TIGHTEN_SHARE = 64, 4
-# Starts that a signal ended one after the other without getting further.
+# Limit of consecutive killed attempts without progress.
 MAX_KILLS_WITHOUT_PROGRESS = 3
 
 Next = tuple[State, Action]
 
 
 def decide(state: State, event: Event) -> Next:
-    """The next state, and what to do."""
+    """Return the next state and the action for an event."""
     match event:
         case Opened():
             return _open(state)
@@ -65,7 +65,7 @@ def decide(state: State, event: Event) -> Next:
 def _open(state: State) -> Next:
     state = _close(state, Outcome.INTERRUPTED, 0, "mindswap itself was killed")
     if state.is_finished:
-        state = replace(state, attempts=(), tried=())  # a new training; what was learned about memory stays
+        state = replace(state, attempts=(), tried=())  # a new training; corrections and memory limits are kept
     state = replace(state, num_fixed_attempts=len(state.attempts), is_stable=False, candidate=None, exit_reason="")
     reason = f"planning for {format_bytes(state.budget_bytes)}"
     if state.out_of_memory:
@@ -128,7 +128,7 @@ def _compare(attempt: Attempt) -> str:
 
 
 def _reason_to_stay(state: State, event: Measured) -> str:
-    """Why no other plan could be better than the one that was measured; "" if one could."""
+    """Return why a search for a faster plan is not worthwhile; "" if it is."""
     if event.peak_bytes is None:
         return "no worker reports its memory"
     if not event.has_checkpoints:
@@ -141,7 +141,7 @@ def _reason_to_stay(state: State, event: Measured) -> str:
 
 
 def _consider(state: State, current: Attempt, answer: TrainingPlan | NothingFits) -> Next:
-    """A plan that came while the workers run: is it worth a restart?"""
+    """Decide whether a plan found during training is worth a restart."""
     if isinstance(answer, NothingFits) or answer.key in state.tried or answer.key in state.out_of_memory:
         return _settle(state, "no faster plan that was not tried: the plan stays")
     if _is_beyond_limit(state, answer):
@@ -168,7 +168,7 @@ def _out_of_memory(state: State, event: Ended) -> Next:
         raise AssertionError("no attempt runs")
     plan = state.current.plan
     state = _close(state, Outcome.OUT_OF_MEMORY, event.step, f"worker {event.worker}: {event.text}")
-    # What was measured before it failed was not the peak: back to the correction the plan was made with.
+    # The peak measured before the failure was too low, so the correction of the plan is restored.
     corrections = replace(state.corrections, static_offset_bytes=plan.corrections.static_offset_bytes)
     failed = tuple(dict.fromkeys((*state.out_of_memory, plan.key)))
     state = replace(state, out_of_memory=failed, corrections=corrections, candidate=None)
@@ -189,7 +189,7 @@ def _plan_again(state: State, reason: str) -> Next:
 
 
 def _tighten(state: State, plan: TrainingPlan, missing_bytes: int | None = None) -> State:
-    """Lower the limit below what a plan needs by prediction, by what was missing or by a share of the memory."""
+    """Lower the limit below the predicted peak of a plan, by the shortage or by a fraction of the memory."""
     times = sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in state.attempts)
     share = max(MAX_TIGHTEN_SHARE, TIGHTEN_SHARE >> max(times - 1, 0))
     step_bytes = max(missing_bytes or 0, state.settings.memory_bytes // share, 1)
@@ -201,13 +201,13 @@ def _least_failing(state: State, plan: TrainingPlan) -> int:
 
 
 def _keep_proven(state: State, failing_bytes: int) -> State:
-    """Raise the limit to the largest plan below `failing_bytes` that ran well."""
+    """Raise the limit to the largest successful plan below `failing_bytes`."""
     proven = [plan.raw_peak_bytes for plan in _proven(state) if plan.raw_peak_bytes < failing_bytes]
     return replace(state, limit_bytes=max([state.limit_bytes or 0, *proven]))
 
 
 def _proven(state: State) -> dict[TrainingPlan, int]:
-    """Plans that ran long enough to be measured, and never ran out of memory; the time of a step in ns."""
+    """Return plans that were measured and never ran out of memory, with their measured step time in ns."""
     return {
         attempt.plan: attempt.measured_step_ns
         for attempt in state.attempts
@@ -232,7 +232,7 @@ def _killed(state: State, step: int, text: str) -> Next:
 
 
 def _num_kills_without_progress(state: State) -> int:
-    """Number of the last attempts that were killed before they got further than those before them."""
+    """Count the latest attempts that were killed without progress beyond earlier ones."""
     count, attempts = 0, state.attempts[state.num_fixed_attempts :]
     for index in range(len(attempts) - 1, -1, -1):
         best = max((other.last_step for other in attempts[:index]), default=0)
@@ -255,7 +255,7 @@ def _settle(state: State, reason: str) -> Next:
 
 
 def _close(state: State, outcome: Outcome, step: int, reason: str = "") -> State:
-    """The attempt that runs has ended; `step` is the last that was seen."""
+    """Set the outcome of the running attempt; `step` is the last step in its logs."""
     if state.running is None:
         return state
     return state.with_current(outcome=outcome, last_step=max(step, state.running.last_step), reason=reason)

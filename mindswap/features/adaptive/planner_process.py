@@ -1,6 +1,6 @@
-"""The planner of an adaptive run: one answer for a configuration, a budget, and what was measured so far.
+"""Planner of an adaptive run, for a configuration, a memory budget and measured corrections.
 
-`planner_in_child` starts it in a process of its own.
+`planner_in_child` runs this module in a child process.
 """
 
 import hashlib
@@ -32,18 +32,26 @@ from mindswap.system.signals import signals_raise
 
 
 def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
-    """The fastest plan for a MindFormers YAML within a budget of device memory for each card.
+    """Find the fastest plan for a MindFormers YAML within a memory budget.
+
+    Args:
+        config_path: the configuration.
+        budget_bytes: memory budget per device.
+        corrections: measured corrections of the model.
+
+    Returns:
+        The plan with predictions, corrections included; or the smallest feasible budget.
 
     Raises:
-        MindswapError: the step cannot be captured, or the plan not be written.
+        MindswapError: if the step cannot be captured, or the plan cannot be written.
     """
     loaded = corrected_step(load_step(str(config_path), _device(config_path)), corrections).with_swap()
     offset = corrections.static_offset_bytes
     problem = make_problem(loaded, max(budget_bytes - offset, 1))
-    # Operators that only the stand-ins of a CPU have cannot be named in a configuration.
+    # `known` excludes operators of the CPU stand-ins, which a configuration cannot name.
     found = Solver(loaded.model, known=loaded.known_layers).plan(problem)
     if not found.fits:
-        # Within the memory of the device, it is the host's that is too small.
+        # If the peak is within the device's budget, host memory is too small.
         smallest_bytes = with_fragments(loaded.device, found.smallest_budget_bytes) + offset
         return NothingFits(smallest_bytes if found.peak_bytes > problem.budget_bytes else None)
     found = replace(
@@ -62,13 +70,13 @@ def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections
     )
 
 
-# Figures of the links to the host, and those that no speed changes.
+# Figures of the host links, and figures that are independent of the measured speeds.
 _LINKS = ("d2h", "d2h_latency", "h2d", "h2d_latency", "host_bandwidth")
 _STAYS = ("memory_bandwidth", "margin", "fragments", "contended_fraction", "collective_fraction", "internode_fraction")
 
 
 def corrected_device(device: Device, corrections: Corrections) -> Device:
-    """The device as the measurements show it: all but the links to the host at one speed, those at another."""
+    """Return the device with corrected speeds: one factor for the host links, one for all other figures."""
     values = figure_values(device)
     for name in [name for name in values if name not in _STAYS]:
         permille = corrections.link_permille if name in _LINKS else corrections.compute_permille
@@ -81,7 +89,7 @@ def corrected_device(device: Device, corrections: Corrections) -> Device:
 
 
 def _device(config_path: Path) -> str | None:
-    """Device of a configuration that names none; None where it names one."""
+    """Return the default device for a configuration; None if it names a device."""
     document = load_document(str(config_path))
     if read_cost_settings(document).device is not None:
         return None
@@ -89,7 +97,7 @@ def _device(config_path: Path) -> str | None:
 
 
 def corrected_step(loaded: LoadedStep, corrections: Corrections) -> LoadedStep:
-    """The step at the speed that was measured; its weights stay as they were captured."""
+    """Return the step with corrected speeds."""
     if corrections.compute_permille == corrections.link_permille == 1000:
         return loaded
     device = corrected_device(loaded.device, corrections)
@@ -98,7 +106,7 @@ def corrected_step(loaded: LoadedStep, corrections: Corrections) -> LoadedStep:
 
 
 def _key(policy: Policy) -> str:
-    """Says what the policy does, in short."""
+    """Return a readable digest of a policy."""
     does_swap = policy.default_prefetch is not None or policy.layer_swap or policy.op_swap
     does_recompute = policy.layer_recompute != NO_LAYERS or policy.select_recompute
     name = "-".join(["swap"] * bool(does_swap) + ["recompute"] * bool(does_recompute)) or "keep-all"
@@ -106,13 +114,13 @@ def _key(policy: Policy) -> str:
 
 
 def _exposed_copy_ns(problem: PlanProblem, found: FoundPlan) -> int:
-    """Time in which copies keep the computation waiting, of the mean stage, carried on to all micro-batches."""
+    """Return the exposed copy time (ns), averaged over stages and scaled to all micro-batches."""
     step = evaluate(problem, found.policy).step
     exposed = step.timeline.exposed_copy_ns * found.step_time_ns // step.step_time_ns
     return exposed // len(found.stage_peak_bytes)
 
 
-if __name__ == "__main__":  # the child: what was asked is the only word, the answer is JSON
+if __name__ == "__main__":  # in the child: the request is the only argument, the result is JSON
     config, asked_bytes, learned = json.loads(sys.argv[1])
     try:
         with signals_raise():

@@ -1,4 +1,4 @@
-"""Swap and recompute settings of a configuration in another form, its text kept otherwise."""
+"""Convert swap and recompute settings of a configuration; the rest of its text is unchanged: `mindswap convert`."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ from mindswap.policy.model import Policy
 from mindswap.rules.checker import check_document, model_section
 from mindswap.steps.network import find_layer_trees
 
-# A launch script has some KiB.
+# Limit of the size of a launch script, which usually has a few KiB.
 MAX_SCRIPT_BYTES = 1 << 20
 
-# Models whose operator names can be used without CONFIG.
+# Models whose operator names are available without CONFIG.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"arch": {"type": "LlamaForCausalLM"}, "model_config": {"use_flash_attention": True}},
     "qwen3": {"model_config": {"architectures": ["Qwen3ForCausalLM"]}},
@@ -41,12 +41,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class MegatronSource:
-    """Options of Megatron-LM, and what they do not say."""
+    """Options of Megatron-LM, with the settings that they lack."""
 
-    options: Mapping[str, Sequence[str]]  # of the command line, as text: by name, e.g. `--num-layers`
-    script: str | None = None  # file with more of them, `-` for the standard input
-    family: str = "llama"  # of operator names without CONFIG, one of `FAMILIES`
-    num_prefetch_ops: int = 1  # distance at which what is offloaded comes back
+    options: Mapping[str, Sequence[str]]  # name (e.g. `--num-layers`) -> values, from the command line
+    script: str | None = None  # script with more options; `-` for the standard input
+    family: str = "llama"  # family of operator names without CONFIG, one of `FAMILIES`
+    num_prefetch_ops: int = 1  # prefetch distance of offloaded activations, in operators
 
 
 def convert_config(
@@ -57,19 +57,22 @@ def convert_config(
     ops_per_layer: int | None = None,
     trace: str | None = None,
 ) -> Rewritten:
-    """Convert one configuration; nothing is written.
+    """Convert one configuration, without writing a file.
 
     Args:
-        config: MindFormers YAML; None makes the sections for options of Megatron-LM alone.
-        to: `index` (layer indices, from counts per stage), `2.x`, `1.9`, or options of Megatron-LM to take over.
-        target: file that the result is for.
-        num_layers: layers of the model, where the file does not say.
-        ops_per_layer: operators of a layer in backward, as of `convert_versions`.
-        trace: a recorded step, as of `convert_versions`.
+        config: MindFormers YAML; None returns only the sections for options of Megatron-LM.
+        to: `index` (layer indices, from counts per stage), `2.x`, `1.9`, or options of Megatron-LM to convert from.
+        target: output file, for messages.
+        num_layers: layers of the model, if the file does not have the number.
+        ops_per_layer: see `convert_versions`.
+        trace: see `convert_versions`.
+
+    Returns:
+        The converted configuration.
 
     Raises:
-        PolicyError: the settings are wrong, or have no counterpart; with every reason.
-        LaunchError: what is asked for and the file do not go together.
+        PolicyError: if the settings are wrong, or have no counterpart; lists every reason.
+        LaunchError: if the arguments contradict the file.
     """
     document, text = (Document(COMMAND_LINE, None), "") if config is None else _read(config, target)
     request = Request(document, text, num_layers, target or "the result")
@@ -86,14 +89,14 @@ def convert_config(
     for name, value in made.sections.items():
         text = rewrite_section(text, name, value, made.comments.get(name), document.file)
     problems = made.problems
-    if document.root is not None:  # without CONFIG there is too little of it to check
+    if document.root is not None:  # without CONFIG there is no complete configuration to check
         written = parse_document(text, request.target)
         problems = (*problems, *check_document(written, num_layers).problems)
     return Rewritten(text, sort_problems(problems), {"sections": made.sections})
 
 
 def _read(config: str, target: str | None) -> tuple[Document, str]:
-    """The configuration with what it is based on, and the text of its own file."""
+    """Return the configuration with its bases merged, and the text of the file."""
     document = load_document(config)
     if errors := find_errors(document.problems):
         raise PolicyError(errors)
@@ -107,7 +110,7 @@ def _read(config: str, target: str | None) -> tuple[Document, str]:
 
 
 def _refuse_inherited(own: Document, whole: Document) -> None:
-    """A section that stands in another file cannot be replaced in this one: MindFormers merges the two."""
+    """Refuse sections that are partly in a base file: MindFormers merges both, so they cannot be replaced here."""
     for section in ("swap_config", "recompute_config", "mindswap"):
         here, merged = own.get(section), whole.get(section)
         if merged is not None and (here is None or to_data(here) != to_data(merged)):
@@ -116,15 +119,18 @@ def _refuse_inherited(own: Document, whole: Document) -> None:
             raise PolicyError([Problem(merged.location, "convert", Level.ERROR, message, fix=fix)])
 
 
-# The Megatron-LM side: options and launch scripts -> sections of a configuration.
+# Megatron-LM: options and launch scripts -> sections of a configuration.
 
 
 def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Converted, int]:
-    """The sections for Megatron's options, and for the file of the request.
+    """Convert options of Megatron-LM to sections for the file of the request.
+
+    Returns:
+        The sections, and the number of layers.
 
     Raises:
-        PolicyError: Megatron would refuse the options, or the model has no counterpart.
-        LaunchError: the options and the file do not go together.
+        PolicyError: if Megatron-LM would refuse the options, or the model has no counterpart.
+        LaunchError: if the options contradict the file.
     """
     options, problems = _read_megatron(source)
     stated = find_num_layers(request.document)
@@ -163,7 +169,7 @@ def _read_script(script: str) -> str:
 
 
 def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Problem, ...]]:
-    """The options of the script, with those of the command line in their place."""
+    """Read the options of the script, overridden by those of the command line."""
     texts = source.options
     own, problems = read_options(texts, dict.fromkeys(texts, Location(COMMAND_LINE)))
     if source.script is None:
@@ -190,7 +196,7 @@ def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Probl
 
 
 def _find_trees(source: MegatronSource, document: Document, options: MegatronOptions) -> LayerTrees | None:
-    """The layers of the model: from a table, else from the real network; only module names need them."""
+    """Return the layers of the model, from a table, else from the real network; needed for module names only."""
     num_layers = options.num_layers or 1
     if document.root is None:
         return load_layer_trees(dict(FAMILIES[source.family]), num_layers)
@@ -200,7 +206,11 @@ def _find_trees(source: MegatronSource, document: Document, options: MegatronOpt
 def _with_present(
     policy: Policy, options: MegatronOptions, document: Document, trees: LayerTrees | None
 ) -> tuple[Policy, tuple[str, ...], tuple[Problem, ...]]:
-    """The policy with what CONFIG says where Megatron's options say nothing, the sections that stay, warnings."""
+    """Merge the policy with settings of CONFIG that Megatron's options lack.
+
+    Returns:
+        The policy, the names of unchanged sections, and warnings.
+    """
     if options.num_layers is None:
         raise AssertionError("a policy for an unknown number of layers")
     is_on = document.value("swap_config", "swap") is True
@@ -214,7 +224,7 @@ def _with_present(
 
 
 def _compare_pipelines(options: MegatronOptions, document: Document) -> tuple[Problem, ...]:
-    """`block` and `uniform` count by Megatron's stages; another pipeline in CONFIG makes other stages of them."""
+    """Warn if CONFIG has other stages than Megatron's options, because `block` and `uniform` count per stage."""
     if options.granularity != "full" or document.root is None or options.num_layers is None:
         return ()
     try:

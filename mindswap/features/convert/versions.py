@@ -1,6 +1,6 @@
-"""`mindswap convert --to 2.x | 1.9`: the sections of one version of MindFormers in those of the other.
+"""Convert settings between versions of MindFormers: `mindswap convert --to 2.x | 1.9`.
 
-By name; with `--trace`, by the tensors of a recorded step.
+Settings are matched by name, or with `--trace` by the tensors of a recorded step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,35 +43,35 @@ from mindswap.rules.checker import check_document, check_pynative, check_shape, 
 from mindswap.steps.recorded import read_trace
 from mindswap.units import format_bytes
 
-# `mindswap convert --to 2.x | 1.9 --trace FILE`: which tensors of a recorded step settings move, before and after.
+# `--trace FILE`: tensors of a recorded step that the settings offload or recompute, before and after.
 
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """The tensors of a recorded step."""
+    """Tensors of a recorded step."""
 
-    file: str  # the trace
-    trace: Trace  # what is in it
-    layers: tuple[CellNode, ...]  # tree of each layer, with the names of 1.9
-    model: Model  # what can be named in its layers in 2.x
+    file: str  # path of the trace
+    trace: Trace  # its content
+    layers: tuple[CellNode, ...]  # cell tree of each layer, with the names of 1.9
+    model: Model  # names in its layers that 2.x supports
 
     @property
     def num_layer_ops(self) -> int:
-        """Operators of a layer in backward."""
+        """Number of backward operators per layer."""
         count = sum(not operator.is_forward and operator.layer_index is not None for operator in self.trace.operators)
         return max(count // self.trace.num_layers, 1)
 
     def of_policy(self, policy: Policy) -> StorageTreatment:
-        """Meaning to MindFormers 1.9."""
+        """Return the tensors that MindFormers 1.9 offloads and recomputes under a policy."""
         if not policy.is_swap_enabled:
             policy = replace(policy, is_swap_enabled=True, layer_swap=(), op_swap=())
         return treatment_in_1_9(self.trace, [resolve_layer(policy, i, tree) for i, tree in enumerate(self.layers)])
 
     def refuse_nothing(self, before: StorageTreatment) -> None:
-        """Stop where a file that swaps moves nothing of this step: another model, most likely.
+        """Refuse a trace of which the configuration offloads nothing: most likely it is of another model.
 
         Raises:
-            LaunchError: it moves nothing.
+            LaunchError: if nothing is offloaded.
         """
         if not before.moved:
             raise LaunchError(
@@ -82,7 +82,14 @@ class Tensors:
     def compared(
         self, converted: ConvertedSettings, before: StorageTreatment, after: StorageTreatment, version: str
     ) -> ConvertedSettings:
-        """The result, with what it moves and recomputes against what was asked."""
+        """Add the differences in offloaded and recomputed tensors to the converted settings.
+
+        Args:
+            converted: the converted settings.
+            before: tensors under the original settings.
+            after: tensors under the converted settings.
+            version: target version, for messages.
+        """
         lost = [
             *differences(self.trace, before.moved, after.moved, "moves", version),
             *differences(self.trace, before.recomputed, after.recomputed, "recomputes", version),
@@ -94,11 +101,11 @@ class Tensors:
 
 
 def read_tensors(file: str, num_layers: int) -> Tensors:
-    """The tensors of a trace that `mindswap trace` made of a model with so many layers.
+    """Read a trace of `mindswap trace`, and check its number of layers.
 
     Raises:
-        DataError: the file cannot be read.
-        LaunchError: it is of another model.
+        DataError: if the file cannot be read.
+        LaunchError: if the number of layers differs.
     """
     step, _ = read_trace(file)
     if step.trace.num_layers != num_layers:
@@ -114,28 +121,31 @@ def read_tensors(file: str, num_layers: int) -> Tensors:
 class Rewritten:
     """Result of a conversion."""
 
-    text: str  # the whole configuration
-    problems: Sequence[Problem]  # of the conversion and of its result
-    data: Mapping[str, object]  # what `--json` says besides
+    text: str  # the complete configuration
+    problems: Sequence[Problem]  # problems of the conversion and of its result
+    data: Mapping[str, object]  # additional data for `--json`
 
 
 VERSIONS = {form.version: form for form in ConfigFormat}
-# Operators of a layer where no table has the model.
+# Number of operators per layer if no table has the model.
 ASSUMED_LAYER_OPS = 60
 
 
 def convert_versions(request: Request, to: str, ops_per_layer: int | None, trace: str | None) -> Rewritten:
-    """Convert one file.
+    """Convert one file to another version of MindFormers.
 
     Args:
         request: the file.
-        to: the other version, one of `VERSIONS`.
-        ops_per_layer: operators of a layer in backward; None for those of the trace, or of a table.
+        to: target version, one of `VERSIONS`.
+        ops_per_layer: number of backward operators per layer; None for that of the trace, or of a table.
         trace: file with a recorded step of the model; None converts by name.
 
+    Returns:
+        The converted configuration.
+
     Raises:
-        PolicyError: the settings are wrong, or the file cannot be edited.
-        LaunchError: there is nothing to convert.
+        PolicyError: if the settings are wrong, or the file cannot be edited.
+        LaunchError: if there is nothing to convert.
     """
     document = request.document
     source = SECTIONS_1_9 if to == "2.x" else SECTIONS_2X
@@ -159,7 +169,7 @@ def convert_versions(request: Request, to: str, ops_per_layer: int | None, trace
 
 
 def _layer_ops(document: Document, tensors: Tensors | None) -> tuple[int, str]:
-    """Operators of a layer in backward, and where the number is from: a trace, else as many as in forward, by table."""
+    """Return the number of backward operators per layer (by trace, else forward operators by table) and its origin."""
     if tensors is not None:
         return tensors.num_layer_ops, f"in {tensors.file}"
     layer = _layer_1_9(document)
@@ -167,7 +177,7 @@ def _layer_ops(document: Document, tensors: Tensors | None) -> tuple[int, str]:
 
 
 def _layer_1_9(document: Document) -> CellNode | None:
-    """A layer of the model in 1.9, by table; all tables are of models without experts."""
+    """Return a layer of the model in 1.9 by table; tables exist for models without experts only."""
     trees = load_layer_trees(model_section(document), 1)
     return trees.layers[0] if trees is not None else None
 
@@ -192,7 +202,7 @@ def _to_2x(document: Document, num_layers: int, tensors: Tensors | None, ops: tu
             tensors.refuse_nothing(before)
         choose = partial(choose_2x, tensors.trace, before.moved, tensors.model.layers[0])
     converted = to_2x(policy, num_layers, stages, ops[0], names, choose, ops[1])
-    # What the file does not speak of, the result leaves alone.
+    # Sections that are missing in the file are not added.
     has = {"swap": "swap_config", "recompute": "recompute_config"}
     sections = {k: v for k, v in converted.sections.items() if document.get(has.get(k, "recompute_config")) is not None}
     converted = replace(converted, sections=sections)
@@ -227,7 +237,7 @@ def _to_1_9(document: Document, num_layers: int, tensors: Tensors | None, ops: t
 
 
 def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSettings, version: str) -> list[Problem]:
-    """Losses, as warnings at the first section, and whether the rest of the file is of the other version."""
+    """Return losses as warnings at the first section, and a warning if the rest of the file is of another version."""
     place = next(entry.location for name in source if (entry := document.entry(name)) is not None)
     found = [Problem(place, "convert", Level.WARNING, f"lost or changed: {line}") for line in converted.lost]
     form = find_format(document)
@@ -239,7 +249,7 @@ def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSet
 
 
 def _read_back(to: str, text: str, converted: ConvertedSettings, num_layers: int, target: str) -> tuple[Problem, ...]:
-    """Problems of the result by the rules of the other version; of 1.9 the sections alone are looked at, for errors."""
+    """Check the result with the rules of the target version; for 1.9 only the sections, and only for errors."""
     if to == "2.x":
         return check_pynative(parse_document(text, target), num_layers).problems
     problems = check_document(_sections_alone(converted), num_layers).errors

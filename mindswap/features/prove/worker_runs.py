@@ -1,4 +1,4 @@
-"""The workers of a run of a proof, and what they and other commands say, as plain data."""
+"""Run the workers of a proof, and read results of runs and commands."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -24,32 +24,33 @@ from mindswap.simulator.profile.trace import read_events
 
 POLL_S = 0.3
 SAY_EVERY_S = 15.0
-# How long workers wait for each other to start.
+# Timeout of the workers' start.
 CLUSTER_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
 class RayPlace:
-    """Place of the workers of a proof, if not on this machine alone."""
+    """Ray cluster for the workers of a proof."""
 
-    address: str  # of the cluster
-    num_nodes: int  # each with as many workers
-    files: Mapping[Path, bytes] = field(default_factory=dict)  # what the nodes need of this machine
+    address: str  # address of the cluster
+    num_nodes: int  # number of nodes, each with the same number of workers
+    files: Mapping[Path, bytes] = field(default_factory=dict)  # files of this machine that the nodes need
 
 
 def run_workers(source: Path, config: Path, folder: Path, num_workers: int, report_status: Callable[[str], None],
           cluster: RayPlace | None = None) -> int:  # fmt: skip
-    """Run the workers to their end, and say how far they are; gives the exit code of the training.
-
-    They run in `folder`, and leave there all that they write, their logs in `logs`. One worker runs without msrun.
+    """Run a training to its end, and report its progress. One worker runs without msrun.
 
     Args:
-        source: the user's file, which the nodes of a cluster must have as well.
-        config: the configuration of this run.
-        folder: where they run.
-        num_workers: over all nodes.
-        report_status: called with each line for the user.
-        cluster: the nodes of a Ray cluster to run on; None for this machine.
+        source: the user's file, which must exist on all nodes of a cluster.
+        config: configuration of this run.
+        folder: working folder of the workers; logs are in `logs`.
+        num_workers: workers over all nodes.
+        report_status: function that prints a line for the user.
+        cluster: Ray cluster to run on; None for this machine.
+
+    Returns:
+        Exit code of the training.
     """
     place = folder.absolute()
     num_local = num_workers // (cluster.num_nodes if cluster else 1)
@@ -85,7 +86,7 @@ def run_workers(source: Path, config: Path, folder: Path, num_workers: int, repo
 
 
 def _watch(nodes: Nodes, report_status: Callable[[str], None]) -> Ended:
-    """Wait for the end, and say why it came."""
+    """Wait for the end of the training, and return its reason."""
     said_s, said = time.monotonic(), 0
     while not nodes.is_over():
         time.sleep(POLL_S)
@@ -101,20 +102,20 @@ def _watch(nodes: Nodes, report_status: Callable[[str], None]) -> Ended:
 
 
 def _collect(nodes: Nodes, folder: Path) -> None:
-    """Put the logs of all nodes into the folder that they are in there; it may be the same on a shared disk."""
+    """Copy the logs of all nodes to the same path on this machine, unless it is on a shared disk."""
     for logs in nodes.ask("logs", lambda _: (1,)):
         for name, content in logs.items():
             if not (folder / name).exists():
                 replace_file(folder / name, content)
 
 
-# What the runs of a proof left behind -> plain data.
+# Results of the runs of a proof -> plain data.
 
 KERNELS, TRACE = "kernel_details.csv", "trace_view.json"
 
 
 def read_simulated(data: Mapping[str, Any]) -> Simulated:
-    """From `mindswap simulate --json`."""
+    """Read the output of `mindswap simulate --json`."""
     first = data["stages"][0]
     events_ns = data["step_time_ns"] - sum(term["duration_ns"] for term in data["terms"])
     return Simulated(
@@ -127,7 +128,7 @@ def read_simulated(data: Mapping[str, Any]) -> Simulated:
 
 
 def read_measured(folder: Path, exit_code: int, wall_s: float, is_profiled: bool = False) -> MeasuredRun:
-    """The logs and the profile that a run left in its folder."""
+    """Read the logs and the profile in the folder of a run."""
     logs = read_worker_logs(folder / "logs") if (folder / "logs").is_dir() else ()
     workers = tuple(
         Worker(
@@ -151,7 +152,7 @@ def _read_steps(log: Path) -> tuple[ReportedStep, ...]:
 
 
 def _read_profile(folder: Path) -> tuple[str | None, Overlap | None]:
-    """Folder of a profile with kernels of a device, and the overlap of its copies."""
+    """Return the folder of a device profile and the overlap of its copies; None without kernels of a device."""
     found = sorted(folder.glob(f"**/{KERNELS}"))
     if not found:
         return None, None

@@ -1,4 +1,4 @@
-"""Trainings: one that is run, how an adaptive one stands, and an example to begin with."""
+"""Run a training with the plugin: `mindswap run`."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ from mindswap.system.children import hold_lifeline
 if TYPE_CHECKING:
     from mindswap.adapters.plugin import Session
 
-# What a Llama needs to train on a CPU; configs/llama2_7b/cpu says why.
+# Settings that a Llama needs to train on a CPU; configs/llama2_7b/cpu has the reasons.
 ON_CPU = {
     ("mindswap", "cpu_stand_ins"): True,
     ("model", "model_config", "use_rope_slice"): True,
@@ -28,15 +28,15 @@ ON_CPU = {
 
 @dataclass(frozen=True, eq=False)
 class PluggedTraining:
-    """A training in this process, with the plugin in place."""
+    """Training in this process, with the plugin installed."""
 
     document: Document  # the configuration
-    script: Path | None  # None runs the package's own entry
-    options: list[str]  # of the script
+    script: Path | None  # training script; None for the entry of this package
+    options: list[str]  # options of the script
     session: "Session"
 
     def run(self) -> None:
-        """Train; its own failures come as they are."""
+        """Train; exceptions of the training are not converted."""
         if self.script:
             sys.argv = [str(self.script), *self.options]
             runpy.run_path(str(self.script), run_name="__main__")
@@ -48,30 +48,30 @@ class PluggedTraining:
 
 
 def prepare_training(words: list[str]) -> PluggedTraining:
-    """Read the words of a training and put the plugin in place.
+    """Parse the arguments of a training, and install the plugin.
 
     Raises:
-        MindswapError: it cannot be started.
+        MindswapError: if the training cannot be started.
     """
     hold_lifeline(os.environ)
     training = parse_training(words)
     _refuse_true_in_options(training.options)
     document = load_trainable(training.config_path)
-    if training.script:  # as `python SCRIPT` has it: MindFormers itself may be beside the script
+    if training.script:  # as `python SCRIPT` does: MindFormers may be in the folder of the script
         sys.path.insert(0, str(training.script.resolve().parent))
     require_mindformers()
     _quiet_cpu(document)
-    gc.disable()  # a quarter of the time of importing MindFormers, as in `adapters.quiet`
+    gc.disable()  # saves a quarter of the import time of MindFormers, as in `adapters.quiet`
     try:
         from mindswap.adapters.plugin import install
     finally:
         gc.enable()
-    gc.freeze()  # what was imported stays: the collector need not walk over it before each compile
+    gc.freeze()  # imported objects are permanent, so the collector can skip them before each compile
     return PluggedTraining(document, training.script, training.options, install(document))
 
 
 def _refuse_true_in_options(options: list[str]) -> None:
-    """MindFormers reads `--options swap_config.swap=True` as False, without a word."""
+    """Refuse `--options swap_config.swap=True`, which MindFormers silently parses as False."""
     for word in options:
         key, _, value = word.partition("=")
         if key.split(".")[0] in ("swap_config", "recompute_config") and value.lower() == "true":
@@ -79,13 +79,13 @@ def _refuse_true_in_options(options: list[str]) -> None:
 
 
 def _quiet_cpu(document: Document) -> None:
-    """On CPU the compiler warns of every operator that it does not offload; mindswap says it once."""
+    """Silence the compiler's warning for each operator that a CPU cannot offload, because mindswap logs it once."""
     if is_on_cpu(document):
         os.environ.setdefault("MS_SUBMODULE_LOG_v", "{PARALLEL:3}")
 
 
 def hint_after_failure(document: Document, options: list[str]) -> str:
-    """Advice after a failed training on a CPU, or where no Ascend card seems to be; "" if that is no reason."""
+    """Return advice after a failed training on a CPU, or without an Ascend device; "" if neither is the cause."""
     if _target(document, options) == "CPU":
         nodes = {path: document.get(*path) for path in ON_CPU}
         missing = [path for path, value in ON_CPU.items() if (node := nodes[path]) is None or node.value is not value]
@@ -99,7 +99,7 @@ def _target(document: Document, options: list[str]) -> str:
 
 
 def cards_missing(document: Document, options: list[str]) -> str:
-    """Message that no Ascend card is here, for a training that is for Ascend; "" where that is no reason to stop."""
+    """Return a message if the training is for Ascend but the machine has no Ascend device; "" otherwise."""
     if _target(document, options) != ASCEND or has_cards() or count_cards():
         return ""
     return (
