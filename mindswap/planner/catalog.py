@@ -128,10 +128,22 @@ def build_catalog(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
                 ]
         conflicts[position] = _find_conflicts(merged[position], layer_groups, freed_bytes[position])
         reads[position] = _find_conflicts(uses[position], layer_groups, freed_bytes[position])
-    arrays = (freed_bytes, recompute_ns, copy_ns, conflicts, reads)
-    for array in (*arrays, is_across, is_cell):
+    for array in (freed_bytes, recompute_ns, copy_ns, conflicts, reads, is_across, is_cell):
         array.flags.writeable = False
-    return Catalog(kinds, groups, *arrays, uses, merged, unheld_roles, is_across, is_cell)
+    return Catalog(
+        kinds=kinds,
+        groups=groups,
+        freed_bytes=freed_bytes,
+        recompute_ns=recompute_ns,
+        copy_ns=copy_ns,
+        conflicts=conflicts,
+        reads=reads,
+        uses=uses,
+        merged=merged,
+        unheld_roles=unheld_roles,
+        is_across=is_across,
+        is_cell=is_cell,
+    )
 
 
 def _only(group: ActivationGroup, may_name: Callable[[tuple[str, ...]], bool]) -> ActivationGroup:

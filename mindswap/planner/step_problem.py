@@ -60,13 +60,13 @@ class _ModelProblem(StageProblem):
         }
         kinds = [catalog.kinds[layer] for layer in self.layers]
         self.costs = DecisionCosts(
-            catalog.freed_bytes[kinds],
-            catalog.recompute_ns[kinds],
-            catalog.copy_ns[kinds],
-            in_flight,
-            catalog.conflicts[kinds],
-            catalog.reads[kinds],
-            catalog.is_cell,
+            freed_bytes=catalog.freed_bytes[kinds],
+            recompute_ns=catalog.recompute_ns[kinds],
+            copy_ns=catalog.copy_ns[kinds],
+            num_in_flight=in_flight,
+            conflicts=catalog.conflicts[kinds],
+            reads=catalog.reads[kinds],
+            is_cell=catalog.is_cell,
         )
         self._layer_assignments = layer_assignments
         self._plain = model.blocks(Policy())
@@ -125,7 +125,16 @@ class SingleStageProblem(_ModelProblem):
         sections = sorted(section for chunk in model.layout.chunks[stage] for section in chunk)
         layers = [section - 1 for section in sections if 1 <= section <= num_layers]
         short = replace(model.layout, num_micro_batches=num_micro_batches)
-        super().__init__(layer_assignments, model, layers, short, stage, num_in_flight, budget_bytes, host_budget_bytes)
+        super().__init__(
+            layer_assignments=layer_assignments,
+            model=model,
+            layers=layers,
+            layout=short,
+            stage=stage,
+            in_flight=num_in_flight,
+            budget_bytes=budget_bytes,
+            host_budget_bytes=host_budget_bytes,
+        )
         if model.layout.num_ahead(stage) is not None:
             self.num_unsimulated = model.layout.num_micro_batches - num_micro_batches
         self.idle_ns, self._first_received_ns = 0, 0
@@ -182,7 +191,16 @@ class PipelineProblem(_ModelProblem):
     ):
         in_flight = max(_short_run(model.layout, stage)[1] for stage in range(model.layout.num_stages))
         layers = range(model.captured.num_layers)
-        super().__init__(layer_assignments, model, layers, model.layout, 0, in_flight, budget_bytes, host_budget_bytes)
+        super().__init__(
+            layer_assignments=layer_assignments,
+            model=model,
+            layers=layers,
+            layout=model.layout,
+            stage=0,
+            in_flight=in_flight,
+            budget_bytes=budget_bytes,
+            host_budget_bytes=host_budget_bytes,
+        )
         whole = layer_assignments.model.layout
         if all(whole.num_ahead(stage) is not None for stage in range(whole.num_stages)):
             self.num_unsimulated = whole.num_micro_batches - model.layout.num_micro_batches

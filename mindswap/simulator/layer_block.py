@@ -277,13 +277,13 @@ def make_arrays(
     for tensor in handed:
         label_of(tensor.label)
     return BlockArrays(
-        _pass_arrays(forward, label_of),
-        _pass_arrays(backward, label_of),
-        _pass_arrays(once, label_of),
-        tensor_arrays(own, label_of),
-        tensor_arrays(shared, label_of),
-        handed,
-        tuple(labels),
+        forward=_pass_arrays(forward, label_of),
+        backward=_pass_arrays(backward, label_of),
+        once=_pass_arrays(once, label_of),
+        own=tensor_arrays(own, label_of),
+        shared=tensor_arrays(shared, label_of),
+        handed=handed,
+        labels=tuple(labels),
     )
 
 

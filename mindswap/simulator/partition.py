@@ -63,7 +63,16 @@ class BlockMaker:
         copied = frozenset(node.name for node in graph.forward if node.op == "TensorMove" and node.name in kept)
         static = constant_operators(graph).keys() if rule.is_summed else frozenset()
         self.step = step = StepReader(
-            graph, operator_ns, label, collectives, collective_ns, once, is_fused, is_swapping, copied, static
+            graph=graph,
+            operator_ns=operator_ns,
+            label=label,
+            collectives=collectives,
+            collective_ns=collective_ns,
+            once=once,
+            is_fused=is_fused,
+            is_swapping=is_swapping,
+            copied=copied,
+            static=static,
         )
         step.read()
         self.rule = rule
@@ -148,20 +157,27 @@ class BlockMaker:
         for size, uses, is_final in zip(parts, (taken, Consumers(), Consumers()), (False, True, True), strict=True):
             if size:
                 yield BlockTensor(
-                    tensor.label, self._memory_of(size), False, False, made_at, uses, None, is_gradient=True,
+                    label=tensor.label,
+                    size_bytes=self._memory_of(size),
+                    is_forward=False,
+                    is_again=False,
+                    made_at=made_at,
+                    uses=uses,
+                    role=None,
+                    is_gradient=True,
                     is_final=is_final,
-                )  # fmt: skip
+                )
 
 
 def _block_tensor(tensor: StepTensor, size_bytes: int, uses: Consumers, role: Role | None) -> BlockTensor:
     return BlockTensor(
-        tensor.label,
-        size_bytes,
-        tensor.place.is_forward,
-        tensor.is_again,
-        tensor.made_at,
-        uses,
-        role,
+        label=tensor.label,
+        size_bytes=size_bytes,
+        is_forward=tensor.place.is_forward,
+        is_again=tensor.is_again,
+        made_at=tensor.made_at,
+        uses=uses,
+        role=role,
         prefetch=max(tensor.prefetch, default=0),
         num_copies=ONE_WAY if tensor.is_one_way else len(tensor.prefetch),
         is_held=bool(tensor.prefetch) and tensor.has_keeper,  # then its memory is not freed by the copies

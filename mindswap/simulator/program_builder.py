@@ -109,13 +109,13 @@ class _Builder:
             num_copies += len(parts[-1][0])
         copies, intervals = zip(*parts, strict=True)
         return Program(
-            np.array(starts, np.int64),
-            ops,
-            join(copies),
-            join(intervals),
-            tuple(self.model.labels),
-            self.costs.contended_permille,
-            self.layout.num_sequences,
+            stage_starts=np.array(starts, np.int64),
+            ops=ops,
+            copies=join(copies),
+            intervals=join(intervals),
+            labels=tuple(self.model.labels),
+            contended_permille=self.costs.contended_permille,
+            num_sequences=self.layout.num_sequences,
         )
 
     def _lay_out(self, stage: int) -> dict[str, np.ndarray]:

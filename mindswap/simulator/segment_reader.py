@@ -155,7 +155,16 @@ class StepReader:
         node, work = op.node, self._work(op.node, place)
         pieces = tuple([self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops])
         duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
-        return BlockOp(op.label, op.kind, duration_ns, op.wait_op, node.op, op.wait_once, op.is_weight, pieces)
+        return BlockOp(
+            label=op.label,
+            kind=op.kind,
+            duration_ns=duration_ns,
+            wait_op=op.wait_op,
+            op=node.op,
+            wait_once=op.wait_once,
+            is_weight=op.is_weight,
+            piece_ns=pieces,
+        )
 
     def _work(self, node: Node, place: Place) -> Work:
         work = self._meter.measure(node, place.is_forward)

@@ -76,13 +76,23 @@ def weigh_stages(
     forward_bytes, step_bytes = constant_operator_bytes(plain) if settings.num_micro_steps > 1 else (0, 0)
     exchange_ns = tuple(_exchange_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
     return StageWeights(
-        rule,
-        parameters,
-        _static_memory(captured, plain, layout, parameters, settings, device, step_bytes),
-        tuple(_closing_bytes(stage, rule, settings) for stage in parameters),
-        forward_bytes,
-        exchange_ns,
-        max(least_exchange_ns(own, chunks) for own, chunks in zip(exchange_ns, layout.chunks, strict=True)),
+        rule=rule,
+        parameters=parameters,
+        static=_static_memory(
+            captured=captured,
+            graph=plain,
+            layout=layout,
+            parameters=parameters,
+            settings=settings,
+            device=device,
+            made_once_bytes=step_bytes,
+        ),
+        closing_bytes=tuple(_closing_bytes(stage, rule, settings) for stage in parameters),
+        forward_bytes=forward_bytes,
+        exchange_ns=exchange_ns,
+        least_exchange_ns=max(
+            least_exchange_ns(own, chunks) for own, chunks in zip(exchange_ns, layout.chunks, strict=True)
+        ),
     )
 
 

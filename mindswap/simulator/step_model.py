@@ -222,16 +222,16 @@ class StepModel:
 
     def _cut(self, policy: Policy, layer_index: int, is_swapping: bool) -> Callable[[int], Block]:
         return BlockMaker(
-            self.layers.in_turns(self.layers.rewritten(policy, layer_index)),
-            self.costs.operator_ns,
-            self.names,
-            self._collectives,
-            self.collective_ns,
-            self.settings.is_fused,
-            self.layers.once,
-            self.weights.rule,
-            self.costs.device.pool_alignment_bytes,
-            is_swapping,
+            graph=self.layers.in_turns(self.layers.rewritten(policy, layer_index)),
+            operator_ns=self.costs.operator_ns,
+            label=self.names,
+            collectives=self._collectives,
+            collective_ns=self.collective_ns,
+            is_fused=self.settings.is_fused,
+            once=self.layers.once,
+            rule=self.weights.rule,
+            alignment_bytes=self.costs.device.pool_alignment_bytes,
+            is_swapping=is_swapping,
         ).block
 
     # -- figures ----------------------------------------------------------------------------------

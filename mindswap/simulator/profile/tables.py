@@ -78,7 +78,15 @@ def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[Profi
         core = row.get(core_column, "") or "AI_CORE"
         blocks = next((row[column] for column in BLOCK_COLUMNS if column in row), "")
         num_blocks = int(blocks) if blocks.isascii() and blocks.isdecimal() and len(blocks) < MAX_DIGITS else 0
-        yield ProfiledKernel(row[type_column], duration, inputs, outputs, core, is_plain, num_blocks)
+        yield ProfiledKernel(
+            type=row[type_column],
+            duration_ns=duration,
+            inputs=inputs,
+            outputs=outputs,
+            core=core,
+            is_plain=is_plain,
+            num_blocks=num_blocks,
+        )
 
 
 def read_steps(path: Path) -> Iterator[Share]:
