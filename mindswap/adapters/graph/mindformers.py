@@ -273,11 +273,11 @@ def _shard_capture(unsharded: Capture, placement: RankPlacement) -> Capture:
         how = "as many tokens as it sends out" if skew == 1000 else f"{skew / 1000:g} times that"
         notes.append(f"assumed: the rank's experts receive {how} (--expert-skew of simulate, plan and compare)")
     if not placement.has_strategies:
-        notes.append("parallel.parallel_mode is not semi-auto: the model is not cut, every rank has all of it")
+        notes.append("parallel.parallel_mode is not semi-auto: the model is not sharded, every rank has all of it")
     if placement.num_stages > 1:
         notes.append("sizes are of one micro-batch; a pipeline stage holds several at a time")
     if placement.stage > 0:
-        notes.append("what stands for the embedding is the tensor that the stage before sends")
+        notes.append("the embedding is replaced by the tensor that the previous stage sends")
     if not placement.is_last_stage:
         graph = drop_head(graph)
         notes.append("head and loss are on another stage; their part is left out")

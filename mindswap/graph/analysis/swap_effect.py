@@ -32,8 +32,8 @@ class IdleReason(Enum):
     NOT_NEEDED = "backward needs none of these outputs"
     NO_LAZY_INLINE = "lazy_inline is off: nothing is offloaded outside a lazy_inline cell"
     MERGED_AWAY = "the compiler merges these views into the one before, whose name must be swapped"
-    GATHERED = "the parallel optimizer gathers these weights; the whole weight stays, the output of the AllGather"
-    NOT_RECOMPUTED = "recompute has no effect: backward runs none of these operators again"
+    GATHERED = "the parallel optimizer gathers these weights; the gathered weight, the output of the AllGather, is kept"
+    NOT_RECOMPUTED = "recompute has no effect: backward recomputes none of these operators"
     NOT_CALLED = "recompute of a cell is of what the cell runs, and the model calls only its methods: name cells in it"
 
 

@@ -145,8 +145,10 @@ def shard_graph(graph: Graph) -> Sharding:
     if arrivals:
         table = _infer_splits(insert_arrivals(_with_saved_casts(graph, casts), arrivals))
     for redistribution in _unresolved_arrivals(table):
-        maker_split, reader = redistribution.before, redistribution.consumer
-        reason = f"kept as cut by its maker {maker_split}; {reader.op} reads it as {redistribution.after}"
+        producer_split, reader = redistribution.before, redistribution.consumer
+        reason = (
+            f"saved with the split {producer_split} of its producer; {reader.op} reads it as {redistribution.after}"
+        )
         table.add_unresolved(table.nodes[redistribution.producer], reason)
     sharded = insert_gradient_gathers(_with_rank_sizes(table), dict(_gathered_gradients(table)))
     return Sharding(sharded, tuple(table.unresolved), tuple(table.redistributions), table.sums)

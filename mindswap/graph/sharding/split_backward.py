@@ -52,7 +52,7 @@ class BackwardSplits(ForwardSplits):
         carried = self._operand_split(node) or self._product_split(node)
         carried = carried or reshape_split(source.type.shape, source.split, node.outputs[0].shape)
         if carried is None:
-            reason = f"{source.split} of {source.type.shape} is not a regular cut of {node.outputs[0].shape}"
+            reason = f"{source.split} of {source.type.shape} is not a regular split of {node.outputs[0].shape}"
             self.table.add_unresolved(node, reason)
         return carried
 
@@ -65,7 +65,7 @@ class BackwardSplits(ForwardSplits):
         return self._unknown(node)
 
     def _unknown(self, node: Node) -> Split | None:
-        self.table.add_unresolved(node, "its forward operator is not found; counted as whole")
+        self.table.add_unresolved(node, "its forward operator is not found; counted as unsharded")
         return None
 
     def _operand_split(self, node: Node) -> Split | None:

@@ -97,7 +97,7 @@ class SplitTable:
             if split is None or fits(split, tensor_type.shape):
                 checked[position] = split
             else:
-                self.add_unresolved(node, f"{tensor_type.shape} cannot be cut into {split}")
+                self.add_unresolved(node, f"{tensor_type.shape} cannot be split into {split}")
         self.splits[node.name] = tuple(checked)
 
     def operands(self, node: Node) -> list[Operand]:
@@ -228,7 +228,7 @@ class ForwardSplits:
         if requested is None:
             if carried is None and source_split is not None and num_shards(source_split) > 1:
                 self.table.add_unresolved(
-                    node, f"{source_split} of {source.type.shape} is not a regular cut of {target}"
+                    node, f"{source_split} of {source.type.shape} is not a regular split of {target}"
                 )
             return [carried]
         # The compiler may merge two reshapes, and then keeps only the attributes of the first.

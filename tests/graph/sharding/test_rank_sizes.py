@@ -123,7 +123,7 @@ def test_a_reshape_that_is_no_regular_cut_is_whole_and_listed():
     sharding = shard_graph(step)
     assert shapes(sharding) == {"cut": (2, 2, 4), "rows": (16, 4), "whole": (3, 4), "parts": (2, 6)}
     assert [(each.node.name, each.reason) for each in sharding.unresolved] == [
-        ("rows", "(1, 4, 1) of (2, 8, 4) is not a regular cut of (16, 4)")
+        ("rows", "(1, 4, 1) of (2, 8, 4) is not a regular split of (16, 4)")
     ]
 
 
@@ -299,7 +299,7 @@ LOCAL = {LOCAL_MARK: True}
 
 
 def test_a_local_reshape_keeps_its_part_whichever_dimension_is_cut():
-    # (8, 2, 4) cut in the middle is not a regular cut of (16, 4), and each rank reshapes its own half all the same.
+    # (8, 2, 4) cut in the middle is not a regular split of (16, 4), and each rank reshapes its own half all the same.
     step = graph(
         op("norm", "Neg", "x", (8, 2, 4), in_strategy=((1, 2, 1),)),
         op("rows", "Reshape", "norm", (16, 4), **LOCAL),
