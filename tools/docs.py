@@ -28,6 +28,7 @@ DEVELOPER_PAGES = (
     "docs/development/how_to.md",
     "docs/development/testing.md",
     "docs/internals/architecture.md",
+    "docs/internals/notes.md",
 )
 LEFT_OUT = "..."
 CASE_4 = "configs/llama2_7b/case4_swap_and_recompute.yaml"
