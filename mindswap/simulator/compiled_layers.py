@@ -1,9 +1,9 @@
-"""The layers of a captured step under any policy, as graphs.
+"""Graphs of the compiled layers of a captured step under any policy.
 
     captured graph --> settled, weights gathered --> under a policy, equal operators merged --> blocks (`blocks`)
                        `CompiledLayers.graph`        `CompiledLayers.rewritten`
 
-The compiler merges equal operators only where a policy sets the same on them, so they stay apart until then.
+The compiler merges equal operators only if a policy applies the same settings to them, so they are merged last.
 """
 
 from collections.abc import Hashable, Iterable
@@ -25,9 +25,9 @@ from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, layer_key, resolve_layer
 from mindswap.simulator.captured_step import CapturedStep
 
-# In place of the operator paths that stand for a name: no swap takes it away.
+# Marks a holder whose operators no swap setting can offload.
 HELD = ("",)
-# Graphs that are kept: a planner asks several things of each, for every kind of layer in turn.
+# Size of the cache of graphs: a planner requests several results for each, for one layer class after another.
 NUM_RECENT = 128
 
 
@@ -43,31 +43,35 @@ class CompiledLayers:
         gathered = gather_weights(assign_layer_indices(source.graph), settings.sharding)
         if settings.shares_casts:
             gathered = share_casts(gathered, settings.lacks_lazy_inline)
-        # The step before equal operators are merged; communication that makes weights whole, by name of its node;
-        # operators that run once in a step, for all micro-batches.
+        # The step before equal operators are merged; AllGathers of weights by name of their node; operators that run
+        # once in a step, for all micro-batches.
         self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.computed_once
-        self._named = normalize_saved_names(self.graph)  # what is rewritten
-        self.reads_caches = cache_readers(self.graph)  # what pieces of a sequence cannot run again
-        # The step without any policy: equal operators merged.
+        self._named = normalize_saved_names(self.graph)  # input of `rewrite_graph`
+        self.reads_caches = cache_readers(self.graph)  # operators that cannot be recomputed with split sequences
+        # The step without any policy, with equal operators merged.
         self.plain = replace(source, graph=self.graph)
         if source.has_all_tags:
             self.plain = replace(source, graph=merge_equal(self.graph))
-        self.labels = self.plain.names()  # paths of an operator; several where `plain` has one for them
-        self._paths = source.names()  # of operators that are not merged
-        self._recent: dict[Hashable, Graph] = {}  # what was rewritten last, by `layer_key`
+        self.labels = self.plain.names()  # operator of `plain` -> its paths, several if it was merged
+        self._paths = source.names()  # paths of unmerged operators
+        self._recent: dict[Hashable, Graph] = {}  # `layer_key` -> rewritten graph
 
     def with_fixed(self, policy: Policy) -> Policy:
-        """A policy beside the fixed one."""
+        """Return a policy combined with the fixed one."""
         return policy.combined_with(self.fixed) if self.fixed is not None else policy
 
     def decisions(self, policy: Policy, layer_index: int) -> tuple[LayerDecisions, ...]:
-        """Decisions of a policy for one layer of the model, in each of the compiled ones."""
+        """Resolve a policy for one layer of the model, with the cell tree of each compiled layer."""
         policy = self.with_fixed(policy)
         decided = {tree: resolve_layer(policy, layer_index, tree) for tree in dict.fromkeys(self.source.trees)}
         return tuple(decided[tree] for tree in self.source.trees)
 
     def rewritten(self, policy: Policy, layer_index: int) -> Graph:
-        """The step in which all layers are under what a policy sets on one layer of the model."""
+        """Return the step in which all compiled layers have the settings of one layer of the model.
+
+        Raises:
+            SimulationError: if the policy recomputes operators that read a cache of sequence pieces.
+        """
         key = layer_key(policy, layer_index)
         if key not in self._recent:
             settings = settings_of_policy(self._named, self._paths, self.decisions(policy, layer_index))
@@ -88,17 +92,17 @@ class CompiledLayers:
             )
 
     def in_turns(self, graph: Graph) -> Graph:
-        """With the halves of `fine_grain_interleave` in the order that MindSpore gives them."""
+        """Order the interleaved halves of `fine_grain_interleave` as MindSpore does."""
         found = self.source.collectives.items()
         first = {name for name, entries in found if any(entry.is_before for entry in entries)}
         after = {name for name, entries in found if not all(entry.is_before for entry in entries)}
         return order_halves(graph, first, after)
 
     def keeper_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
-        """Names under which backward holds what a layer makes, under the recompute of a policy.
+        """Return the holders through which backward saves the tensors of a layer, under the recompute of a policy.
 
-        By label of the tensor, for each of its names the operator paths that stand for it; `HELD` is a name that no
-        swap takes away.
+        Returns:
+            Label of a tensor -> operator paths of each holder; `HELD` for a holder that swap cannot offload.
         """
         graph = self.rewritten(replace(policy, op_swap=(), layer_swap=()), layer_index)
         position = self.source.sample.layer_map[layer_index]
@@ -115,7 +119,7 @@ class CompiledLayers:
         return {label: tuple(names) for label, names in found.items()}
 
     def not_simulated(self, error: SimulationError, policy: Policy, layer_index: int) -> SimulationError:
-        """Error for a policy that no block can express on a layer, with what to mend."""
+        """Return an error for a layer whose settings blocks cannot express, with a suggested fix."""
         recomputed = settings_of_policy(self.graph, self._paths, self.decisions(policy, layer_index)).recomputed
         nodes = self.graph.index.forward_nodes
         handed_on = (nodes[name] for name in sorted(find_boundary_operators(self.graph) & set(recomputed)))
@@ -124,14 +128,14 @@ class CompiledLayers:
         return SimulationError(f"layer {layer_index}: {error}{fix}")
 
     def _paths_of(self, node: Node) -> Names:
-        """Operator paths that an operator of a rewritten graph has there: it may be merged with others or not."""
+        """Return the paths of an operator of a rewritten graph, in which it may be merged with others."""
         return Names(node.paths) if node.paths and self.source.has_all_tags else self.labels(node)
 
 
 def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
-    """For each value of forward that backward holds, the operators whose gradients read it; "" for one that runs again.
+    """Return, for each forward value saved for backward, the operators whose gradients read it; "" for recompute.
 
-    Offload of an operator with a tuple of outputs moves what its own gradient reads, and no more
+    Offloading an operator with a tuple of outputs moves only the outputs that its own gradient reads
     (`graph.passes.swap_recompute`).
     """
     forward_names = graph.index.forward_names

@@ -1,15 +1,15 @@
-"""A step under the swap of MindFormers 2.x: whole layers leave and come back when passes of other layers end and begin.
+"""Simulation of swap in MindFormers 2.x, where the start and end of layers trigger offloads and prefetches.
 
 Source: hyper_parallel `platform/mindspore/activation_checkpoint/activation_swap.py` (public sources of mid 2026), and
 `apply_swap` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0), for `default_prefetch` p:
 
-- forward of layer i ends: its copies to the host start;
-- forward of layer i + p ends: compute waits for them, and the memory is given back;
-- backward of layer i + p begins: memory is taken for all of layer i, and its copies to the device start;
-- backward of layer i begins: compute waits for them.
+- forward of layer i ends: its offloads start;
+- forward of layer i + p ends: compute waits for these offloads, and device memory is released;
+- backward of layer i + p starts: device memory for layer i is allocated, and its prefetches start;
+- backward of layer i starts: compute waits for these prefetches.
 
-Swapped is what a layer saves for backward: its input, too, which the layer before it has made, but not what it returns.
-Kept here although upstream moves it: the input of layer 0, and that of a layer behind a recomputed one.
+All tensors that a layer saves for backward are swapped, including its input, which the previous layer produces, but not
+its output. Not modelled: upstream also swaps the input of layer 0, and that of a layer after a recomputed one.
 """
 
 from collections.abc import Callable, Collection, Mapping, Set
@@ -22,7 +22,7 @@ from mindswap.simulator.layer_block import Block, BlockTensor, Role, Source
 from mindswap.simulator.program import NO_OP, ONE_WAY, Intervals, MemoryKind, OpKind, Program
 from mindswap.simulator.step_model import StepModel
 
-# A distance in operators beyond any step: no operator holds a copy back, none gives memory back.
+# A prefetch distance longer than any step: no operator delays a copy or releases memory.
 FAR = 10**9
 DOUBTS = (
     "swap as MindFormers 2.x does it, by public sources: `prefetch` counts layers, and nothing was run on a device",
@@ -31,17 +31,17 @@ DOUBTS = (
 
 
 class LayerSwapModel(StepModel):
-    """A step of which `layer_swap`, with one entry, acts as in MindFormers 2.x: its `prefetch` counts layers."""
+    """Step model in which `layer_swap`, with one entry, acts as in MindFormers 2.x: its `prefetch` counts layers."""
 
     @classmethod
     def of(cls, model: StepModel) -> "LayerSwapModel":
-        """The same step; of its policies only `layer_swap` and `layer_recompute` have the meaning of 2.x."""
+        """Convert a step model; of its policies only `layer_swap` and `layer_recompute` have the meaning of 2.x."""
         made = cls(model.layers.source, model.costs, model.settings)
         made.doubts = (*made.doubts, *DOUBTS)
         return made
 
     def program(self, policy: Policy) -> Program:
-        """Operators, copies and memory of one step under a policy."""
+        """Build operators, copies and memory intervals of one step under a policy."""
         if not policy.layer_swap:
             return super().program(policy)
         (entry,) = policy.layer_swap
@@ -57,7 +57,7 @@ class LayerSwapModel(StepModel):
 
 
 def _keep_outputs(blocks: Mapping[int, Block], num_layers: int) -> Mapping[int, Block]:
-    """The blocks by section, without copies of what a layer returns where no other layer saves that as its input."""
+    """Return the blocks by segment, without copies of layer outputs that no other layer saves as its input."""
     inputs = {
         read.role
         for section, block in blocks.items()
@@ -72,7 +72,7 @@ def _without_copies(block: Block, inputs: Set[Role]) -> Block:
     def stays(tensor: BlockTensor) -> bool:
         is_returned = tensor.is_forward and tensor.role is not None and not tensor.role.is_shared
         is_output = is_returned and tensor.role not in inputs and tensor.num_copies > 0
-        return is_output or tensor.num_copies == ONE_WAY  # only the compiler of graphs makes such copies
+        return is_output or tensor.num_copies == ONE_WAY  # such copies exist in graph mode only
 
     if not any(map(stays, block.tensors)):
         return block
@@ -81,20 +81,20 @@ def _without_copies(block: Block, inputs: Set[Role]) -> Block:
 
 
 def swap_at_ends_of_layers(program: Program, layers: Collection[int], prefetch: int) -> Program:
-    """The program with its copies where hooks of layers make them.
+    """Move the copies of a program to the start and end of layers, as hooks of layers do.
 
     Args:
-        program: one in which every copy that is wanted is there, with a distance beyond its ends.
-        layers: that are swapped; what other layers save stays.
-        prefetch: distance in layers.
+        program: a program with all required copies, at the prefetch distance `FAR`.
+        layers: swapped layers; copies of other layers are removed.
+        prefetch: prefetch distance in layers.
     """
     copies, intervals = program.copies, program.intervals
     if not len(copies):
         return program
-    owner = program.ops.layer[copies.first_user_op].astype(np.int64)  # the layer that saves it
+    owner = program.ops.layer[copies.first_user_op].astype(np.int64)  # layer that saves the tensor
     stays = ~np.isin(owner, list(layers))
     forward_end, backward_begin = _ends_of_layers(program)
-    # Where it stays, any layer will do: its copy goes.
+    # Copies of other layers are removed below, so layer 0 is a placeholder.
     near = np.where(stays, 0, owner)
     far = np.where(stays, 0, owner + prefetch)
     turn = copies.micro_batch
@@ -110,7 +110,7 @@ def swap_at_ends_of_layers(program: Program, layers: Collection[int], prefetch: 
 
 
 def _ends_of_layers(program: Program) -> tuple[np.ndarray, np.ndarray]:
-    """Last operator of forward and first one of backward, by layer and micro-batch."""
+    """Return the last operator of forward and the first of backward, shape (num_layers, num_micro_steps) each."""
     ops = program.ops
     is_in_layer = ops.layer >= 0
     is_forward = ops.kind == OpKind.FORWARD
@@ -124,7 +124,7 @@ def _ends_of_layers(program: Program) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _intervals(intervals: Intervals, stays: np.ndarray, fetch_at: np.ndarray) -> Intervals:
-    """Memory without the copies that go; what comes back is taken at `fetch_at`."""
+    """Update the intervals: removed copies stay on the device, prefetches allocate at `fetch_at`."""
     is_back, is_out = intervals.begin < 0, intervals.end < 0
     back, out = ~np.minimum(intervals.begin, -1), ~np.minimum(intervals.end, -1)
     last_use = np.zeros(len(stays), np.int64)

@@ -1,4 +1,4 @@
-"""The weights of every pipeline stage, and what follows from them whatever a policy sets."""
+"""Weights of every pipeline stage, with the memory and time that depend on them and not on a policy."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -42,37 +42,37 @@ from mindswap.units import ceil_div
 
 @dataclass(frozen=True, eq=False)
 class StageWeights:
-    """Weights and their gradients; each tuple has an entry for every stage."""
+    """Weights, static memory and gradient reduction; each tuple has one entry per stage."""
 
     rule: GradientRule
     parameters: tuple[tuple[Parameter, ...], ...]
     static: tuple[StaticMemory, ...]
-    # what the optimizer has, without gradients that are there when backward ends
+    # bytes that the optimizer allocates in addition to the gradients that backward leaves
     closing_bytes: tuple[int, ...]
-    forward_bytes: int  # made of constants for all micro-batches, until the last forward; the same on every stage
-    exchange_ns: tuple[tuple[int, ...], ...]  # time of handing on the gradients of each section of the model
-    least_exchange_ns: int  # what of that no policy hides: gradients that are there only when backward of a stage ends
+    forward_bytes: int  # tensors computed from constants, live until the last forward; the same on every stage
+    exchange_ns: tuple[tuple[int, ...], ...]  # time of reducing the gradients of each segment of the model
+    least_exchange_ns: int  # minimum exposed reduction time: gradients that are produced at the end of backward
 
 
 def weigh_stages(
     captured: CapturedStep, plain: Graph, layout: StageLayout, settings: StepSettings, device: Device
 ) -> StageWeights:
-    """The weights of a captured step on the stages of a layout.
+    """Compute weights, static memory and gradient reduction of all stages of a layout.
 
     Args:
-        captured: the step with whole weights.
-        plain: the step as it runs without any policy.
+        captured: step with unsharded weights.
+        plain: step as it runs without any policy.
         layout: segments of each stage.
         settings: optimizer, sharding and parallelism.
-        device: what the exchange of gradients runs on.
+        device: networks between cards, for gradient reduction.
 
     Raises:
-        CostError: if the optimizer is not known.
+        CostError: if the optimizer is unknown.
     """
     placed = _place_parameters(captured, layout, settings.sharding)
     parameters = tuple(tuple(parameter for _, parameter in stage) for stage in placed)
     rule = _gradient_rule(captured.graph, settings)
-    # One micro-batch makes what is made of constants as anything else.
+    # With one micro-step, tensors computed from constants are ordinary activations.
     forward_bytes, step_bytes = constant_operator_bytes(plain) if settings.num_micro_steps > 1 else (0, 0)
     exchange_ns = tuple(_exchange_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
     return StageWeights(
@@ -97,17 +97,19 @@ def weigh_stages(
 
 
 def least_exchange_ns(exchange_ns: Sequence[int], chunks: Iterable[Sequence[int]]) -> int:
-    """Time that no policy hides on a stage: the gradients of its first layer, and of what is before the layers.
+    """Return the minimum exposed time of gradient reduction on a stage, in ns.
+
+    No policy overlaps the reduction of the first layer of the stage and of the segment before the layers.
 
     Args:
-        exchange_ns: time of handing on the gradients of each section of the model.
-        chunks: sections of the stage; 0 is before the layers.
+        exchange_ns: time of reducing the gradients of each segment of the model.
+        chunks: segments of each virtual chunk of the stage; 0 is before the layers.
     """
     return sum(exchange_ns[: max(min(chain(*chunks), default=1), 1) + 1])
 
 
 def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettings, device: Device) -> dict[str, int]:
-    """Work on weights and gradients behind backward that no policy changes, on the stage where it takes longest."""
+    """Return the step overhead that no policy changes: name of each term -> ns on the slowest stage."""
     terms = {"gradient accumulation": accumulate_ns, "gradient scaling": scale_ns, "overflow check": overflow_ns}
     if settings.is_clipping:
         terms["gradient clipping"] = clip_ns
@@ -120,11 +122,8 @@ def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettin
 def _place_parameters(
     captured: CapturedStep, layout: StageLayout, sharding: WeightSharding
 ) -> list[list[tuple[int, Parameter]]]:
-    """The weights of each stage with their sections.
-
-    Layers that are not compiled have those of the layer that stands for them.
-    """
-    # Where each section has its weights from: position of a compiled layer, and whether it is behind the layers.
+    """Return (segment, weight) pairs of each stage; a layer has the weights of its representative layer."""
+    # For each segment the source of its weights: (position of a compiled layer, is after the layers).
     sources = [(None, False), *((position, False) for position in captured.sample.layer_map), (None, True)]
     placed = find_parameters(captured.graph, sharding)
     return [
@@ -139,7 +138,7 @@ def _place_parameters(
 
 
 def _gradient_rule(graph: Graph, settings: StepSettings) -> GradientRule:
-    """Rule of gradients, which have no names, from the names of their weights."""
+    """Build the memory rule of gradients, which have no names, from the names of their weights."""
     placed, ranks = find_parameters(graph, settings.sharding), settings.sharding.num_ranks
     return GradientRule(
         settings.num_micro_steps > 1,
@@ -163,9 +162,9 @@ def _static_memory(
     workspace = workspace_bytes((*graph.forward, *graph.backward), device)
     stages = [estimate_static_memory(own, settings, workspace) for own in parameters]
     if not layout.are_ends_together:
-        # A weight of the first stage that the last one reads is there a second time, as what it receives and as
-        # the parameter that Receive names, with a gradient that it sends back (pipeline_transformer.cc,
-        # InsertReceive). The optimizer has it on the first stage only.
+        # The last stage has a tied weight of the first stage twice, as the received tensor and as the parameter of
+        # Receive, and a gradient that it sends back (pipeline_transformer.cc, InsertReceive). Its optimizer state is on
+        # the first stage only.
         tied = estimate_static_memory(find_tied_parameters(captured.graph, settings.sharding), settings)
         last = stages[-1]
         stages[-1] = replace(
@@ -187,16 +186,14 @@ def _static_memory(
 
 
 def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule, settings: StepSettings) -> int:
-    """Bytes of the optimizer beside the gradients that backward left; what waited for communication has gone by then.
+    """Return the bytes that the optimizer allocates in addition to the gradients that backward leaves.
 
-    An optimizer that is no kernel of its own makes the product of each gradient and `1 - beta1` at once, as nothing but
-    the scale of the gradients is in its way, and likewise each weight less its decay. Then come the weights, in the
-    order of the model: a copy of the first moment, and its product with `beta1`. Seen in dry runs of 2.9.0: `qwen3
-    full`, `telechat3 full`, `deepseek full` and `deepseek pp2_tp2` of benchmarks/dryrun have their peak there, to the
-    MiB; `telechat3 full` with a decay of 0.1 needs 803 MiB instead of 676.
-
-    States on the host (`optimizer.swap`) come one after the other, with their weights, and all stay to the end.
-    Products are then made when the states are there. Seen in the last stage of a DeepSeek-V3 of 16 layers on 256 cards.
+    Inputs of gradient reductions are freed by then. An optimizer of single operators first computes, for all weights,
+    the product of gradient and `1 - beta1`, and the decayed weight if there is weight decay, because these depend only
+    on the scaled gradients. It then updates the weights in model order, each with a copy of the first moment and its
+    product with `beta1`. Optimizer states on the host (`optimizer.swap`) are prefetched one after the other with their
+    weights and stay to the end; products are then computed after the prefetch
+    (docs/internals/notes.md#adamw-as-single-operators).
     """
     ranks = rule.sharding.num_ranks
     num_products = 1 + settings.is_decaying if is_optimized_by_operators(settings) else 0
@@ -222,7 +219,7 @@ def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule, settings
 def _exchange_ns(
     placed: Sequence[tuple[int, Parameter]], num_sections: int, settings: StepSettings, device: Device
 ) -> tuple[int, ...]:
-    """Time of handing on the gradients of each section, one collective for each weight."""
+    """Return the time of reducing the gradients of each segment in ns, one collective per weight."""
     durations = [0] * num_sections
     for section, parameter in placed:
         durations[section] += exchange_gradient_ns(parameter, settings, device)

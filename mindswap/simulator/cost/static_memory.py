@@ -1,4 +1,4 @@
-"""Device memory that is taken during the whole step.
+"""Static device memory: weights, optimizer state, gradient accumulators, workspace, constants, HCCL buffers.
 
 Follows MindFormers 1.9.0: `core/optim/` for the optimizers, `wrapper/wrapper.py` for gradients, and MindSpore's
 `context.py` for the parallel optimizer.
@@ -21,22 +21,22 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class Parameter:
-    """A weight as one rank has it before the parallel optimizer cuts it."""
+    """A weight of one rank, after tensor parallel sharding and before the parallel optimizer."""
 
     name: str
-    size_bytes: int  # as it is stored (`param_init_type`)
+    size_bytes: int  # in its stored dtype (`param_init_type`)
     num_elements: int
-    is_cut: bool = True  # the parallel optimizer cuts it, where it is on (`config.weight_sharding`)
-    num_copies: int | None = None  # ranks that have the same weight, where these are not those of data parallelism
-    layer_index: int | None = None  # position of its layer among the compiled ones; None outside the layers
-    is_behind: bool = False  # outside the layers and read behind them (final norm, head)
-    shape: tuple[int, ...] = ()  # of the part that the rank has
-    num_shards: int | None = None  # ranks over which it is cut, where these are not those of most weights
+    is_cut: bool = True  # the parallel optimizer shards it, if enabled (`config.weight_sharding`)
+    num_copies: int | None = None  # ranks with the same weight; None: the data parallel ranks
+    layer_index: int | None = None  # index among the compiled layers; None outside the layers
+    is_behind: bool = False  # outside the layers and read after them (final norm, head)
+    shape: tuple[int, ...] = ()  # shape on this rank
+    num_shards: int | None = None  # ranks over which it is sharded; None: the parallel optimizer's default
 
 
-# States of each optimizer, a letter for a tensor of the shape of the weight: F is float32, whatever the type of the
-# weight; W has that type. None of them keeps a float32 copy of a half precision weight: MindFormers keeps the weight
-# itself in `param_init_type` and casts it for the step.
+# States of each optimizer, one letter per tensor of the shape of the weight: F is float32, W has the dtype of the
+# weight. None of them keeps a float32 copy of a half precision weight: MindFormers stores the weight itself in
+# `param_init_type` and casts it for the step.
 OPTIMIZERS = {
     "AdamW": "FF",
     "FusedAdamW": "FF",
@@ -53,12 +53,12 @@ OPTIMIZERS = {
 class StaticMemory:
     """Bytes on one rank that do not change during forward and backward."""
 
-    parameter_bytes: int  # weights as they are stored; copies in `compute_dtype` are activations of the graph
-    # what gradients are summed up in over micro-batches (`accu_grads` of MindFormers). Gradients themselves come and go
-    # with backward: the simulator has them over time
+    parameter_bytes: int  # weights in their stored dtype; copies in `compute_dtype` are activations of the graph
+    # accumulators of gradients over micro-batches (`accu_grads` of MindFormers); gradients themselves are simulated as
+    # activation memory
     gradient_bytes: int
     optimizer_bytes: int  # optimizer state
-    workspace_bytes: int  # the largest that an operator needs while it runs
+    workspace_bytes: int  # largest workspace of an operator
     constant_bytes: int = 0  # constants and inputs of the graph, such as a causal mask without compression
 
     @property
@@ -69,10 +69,13 @@ class StaticMemory:
 
 
 def find_states(name: str) -> str:
-    """States of an optimizer, as in `OPTIMIZERS`, by its name in `optimizer.type`.
+    """Return the states of an optimizer, encoded as in `OPTIMIZERS`.
+
+    Args:
+        name: value of `optimizer.type`.
 
     Raises:
-        CostError: if it is not known; the text lists those that are.
+        CostError: if the optimizer is unknown; the text lists the known ones.
     """
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
@@ -81,7 +84,7 @@ def find_states(name: str) -> str:
 
 
 def state_sizes(parameter: Parameter, settings: StepSettings) -> list[int]:
-    """Bytes of each state that a rank has of a weight."""
+    """Return the bytes of each optimizer state of a weight on one rank."""
     shards = num_parameter_shards(parameter, settings.num_optimizer_shards)
     sizes = {"F": ceil_div(parameter.num_elements, shards) * FLOAT32_BYTES, "W": ceil_div(parameter.size_bytes, shards)}
     return [sizes[letter] for letter in find_states(settings.optimizer)]
@@ -90,15 +93,15 @@ def state_sizes(parameter: Parameter, settings: StepSettings) -> list[int]:
 def estimate_static_memory(
     parameters: Iterable[Parameter], settings: StepSettings, workspace_bytes: int = 0
 ) -> StaticMemory:
-    """Static memory of one rank; gradients of a step of one micro-batch are not in it.
+    """Compute the static memory of one rank, without gradients of a step of one micro-step.
 
     Args:
-        parameters: weights of this rank and pipeline stage, cut by tensor parallel already.
-        settings: optimizer, and what of weights, states and sums of gradients the parallel optimizer cuts.
-        workspace_bytes: memory that kernels need meanwhile.
+        parameters: weights of this rank and pipeline stage, after tensor parallel sharding.
+        settings: optimizer, and sharding of weights, optimizer states and accumulators.
+        workspace_bytes: workspace of kernels.
 
     Raises:
-        CostError: if the optimizer is not known.
+        CostError: if the optimizer is unknown.
     """
     weights = gradients = states = 0
     for parameter in parameters:
@@ -111,23 +114,23 @@ def estimate_static_memory(
 
 
 def num_parameter_shards(parameter: Parameter, num_shards: int) -> int:
-    """Ranks over which this parameter is cut: `num_shards` for most, 1 where the parallel optimizer leaves it."""
+    """Return the ranks over which a parameter is sharded: 1 if the parallel optimizer leaves it unsharded."""
     return parameter.num_shards or num_shards if parameter.is_cut and num_shards > 1 else 1
 
 
-# Device memory beside tensors: workspace of kernels within MindSpore's pool, buffers of HCCL outside it.
+# Device memory that is no tensor: workspace of kernels within MindSpore's pool, buffers of HCCL outside it.
 
 # Gradients of query, key and value come first among the outputs of the backward kernel.
 NUM_ATTENTION_GRADIENTS = 3
 
 
 def workspace_bytes(nodes: Iterable[Node], device: Device) -> int:
-    """The largest workspace of an operator; MindSpore takes it from its pool while the kernel runs.
+    """Return the largest workspace of an operator in bytes; MindSpore allocates it in its pool while the kernel runs.
 
     Source:
         Tiling of CANN's kernels: `WORK_SPACE_RESERVE_SIZE` of flash attention and `GetLibApiWorkSpaceSize` of matrix
-        products (`kernel_workspace` of the device). FlashAttentionScoreGrad also sums up the gradients of query, key
-        and value in float32 (`dqWorkspaceLen`, `dkWorkspaceLen`, `dvWorkspaceLen` in its opInfo).
+        products (`kernel_workspace` of the device). FlashAttentionScoreGrad also accumulates the gradients of query,
+        key and value in float32 (`dqWorkspaceLen`, `dkWorkspaceLen`, `dvWorkspaceLen` in its opInfo).
     """
     return max(
         (_workspace_of(node, device) for node in nodes if classify(node.op).unit is ComputeUnit.MATRIX), default=0
@@ -142,7 +145,7 @@ def _workspace_of(node: Node, device: Device) -> int:
 
 
 def list_communicators(settings: StepSettings) -> tuple[str, ...]:
-    """Purposes of the communicators of one rank: each is a group of MindSpore with more than one card.
+    """Return the purposes of the communicators of one rank: MindSpore groups with more than one card.
 
     Source:
         MindSpore's `hccl_world_group`; groups of the splits of operators; in a pipeline forward and backward to the
@@ -164,5 +167,5 @@ def list_communicators(settings: StepSettings) -> tuple[str, ...]:
 
 
 def communication_bytes(communicators: Sequence[str], device: Device) -> int:
-    """Buffers of HCCL: each communicator has two of `hccl_buffer`, to send and to receive; outside the pool."""
+    """Return the bytes of HCCL buffers, outside the pool: `hccl_buffer` to send and to receive, per communicator."""
     return 2 * device.hccl_buffer_bytes * len(communicators)

@@ -1,9 +1,9 @@
-"""Time of the work on weights and gradients that is no part of the network: one function per term.
+"""Step overhead: time of gradient processing and of the optimizer, one function per term.
 
-Gradients are summed up over micro-batches, handed to the data parallel ranks, scaled, clipped and checked, and the
-optimizer uses them. All of it is bound by memory. A term is a list of kernels, each with the tensors that it reads
-and writes, as MindFormers 1.9.0 states them in Python and MindSpore runs them one by one; with `jit_level: O1`
-neighbours are one kernel (`clusterable_ops_with_level_dvm` of graph_kernel_cluster.cc has all of their operators).
+Gradients are accumulated over micro-batches, reduced over data parallel ranks, scaled, clipped, checked, and applied by
+the optimizer. All kernels are memory bound. A term is a list of kernels with the tensors that each reads and writes, as
+MindFormers 1.9.0 defines them in Python and MindSpore launches them one by one; with `jit_level: O1` consecutive ones
+are fused (`clusterable_ops_with_level_dvm` of graph_kernel_cluster.cc has all of their operators).
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,15 +20,15 @@ from mindswap.simulator.cost.static_memory import (
 from mindswap.simulator.cost.transfer import collective_ns, copy_ns
 from mindswap.units import NS_PER_S, ceil_div
 
-# Optimizers that are written as single operations (mindformers/core/optim/adamw.py, pma_adamw.py). The average of
-# PmaAdamW is renewed once in `interleave_step` steps and left out. All others are one kernel for each weight.
+# Optimizers that consist of many operators (mindformers/core/optim/adamw.py, pma_adamw.py). The average of PmaAdamW is
+# updated once in `interleave_step` steps and not modelled. All others are one fused kernel per weight.
 UNFUSED_OPTIMIZERS = ("AdamW", "PmaAdamW")
 
 
-# The kernels of each term: what each reads and writes for each number of a weight, one letter for each tensor. W has
-# the type of the weight, G that of the gradient, F is float32. These are in memory and have been there for long; their
-# small letters, and b of one byte, are results of the kernels before. "!" marks a kernel that only changes the type: it
-# is none where the types are the same. Of two texts the second is what `jit_level: O1` makes of the first.
+# Kernels of each term, as "inputs>outputs" per element of a weight, one letter per tensor. W has the dtype of the
+# weight, G that of the gradient, F is float32; upper case is read from or written to device memory, lower case (and b,
+# of one byte) is a temporary that may be in the cache. "!" marks a cast, which is no kernel if the dtypes are equal. In
+# pairs the second is the fused form of `jit_level: O1`.
 SUM = "WW>W"
 SCALE = ("W>f! f>F", "W>F")
 SCALE_SUMS = ("W>w w>W", "W>W")
@@ -45,7 +45,7 @@ ADAM = (
 
 
 def accumulate_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
-    """Adding up the gradients of all micro-batches, in ns; 0 for one.
+    """Return the time of accumulating the gradients of all micro-batches, in ns; 0 for one.
 
     Source: accu_grads of MFPipelineWithLossScaleCell has the types of the weights; VirtualAssignAdd adds to it in
     the backward of each micro-batch. Without it (`micro_batch_interleave_num`) the passes add to each other.
@@ -56,7 +56,7 @@ def accumulate_ns(parameters: Iterable[Parameter], settings: StepSettings, devic
 
 
 def scale_ns(parameters: Sequence[Parameter], settings: StepSettings, device: Device) -> int:
-    """Dividing gradients by the loss scale, and setting the sums to zero, in ns.
+    """Return the time of dividing gradients by the loss scale and zeroing the accumulators, in ns.
 
     Source: mindformers/wrapper/wrapper.py, tensor_grad_scale, which gives float32, for one micro-batch;
     tensor_shard_grad_scale_pipeline for several.
@@ -68,7 +68,7 @@ def scale_ns(parameters: Sequence[Parameter], settings: StepSettings, device: De
 
 
 def clip_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
-    """Clipping by the global norm (`use_clip_grad`), in ns.
+    """Return the time of clipping by the global norm (`use_clip_grad`), in ns.
 
     Source: mindformers/core/clip_grad.py: squares and their sum, then each gradient times a factor in float32.
     """
@@ -76,7 +76,7 @@ def clip_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Dev
 
 
 def overflow_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
-    """Looking for infinite gradients, in ns.
+    """Return the time of the overflow check of gradients, in ns.
 
     Source: mindspore/nn/wrap/loss_scale.py, get_overflow_status: AllFinite on Atlas A2; both wrapper cells of
     MindFormers call it in every step.
@@ -92,27 +92,27 @@ def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device:
 
 
 def is_optimized_by_operators(settings: StepSettings) -> bool:
-    """The optimizer is many operators, and not one kernel for each weight."""
+    """Return whether the optimizer runs as many operators and not as one kernel per weight."""
     return settings.optimizer in UNFUSED_OPTIMIZERS and not settings.is_fused
 
 
 def move_states_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
-    """Bringing optimizer states from host memory and taking them back (`optimizer.swap: True`), in ns.
+    """Return the time of prefetching and offloading optimizer states (`optimizer.swap: True`), in ns.
 
-    Source: mindformers/core/optim/adamw.py, `device='CPU'` of the states. Assumed: one state after the other and
-    beside nothing else, as gradients are complete only then.
+    Source: mindformers/core/optim/adamw.py, `device='CPU'` of the states. Assumed: sequential copies without overlap,
+    because gradients are complete only then.
     """
     sizes = [size for parameter in parameters for size in state_sizes(parameter, settings)]
     return sum(copy_ns(size, way, device) for size in sizes for way in (device.prefetch, device.offload))
 
 
 def exchange_gradient_ns(parameter: Parameter, settings: StepSettings, device: Device) -> int:
-    """Time of handing the gradient of a weight of this rank to the data parallel ranks, in ns, if nothing hides it.
+    """Return the time of reducing the gradient of a weight over the data parallel ranks, in ns, without overlap.
 
-    With the parallel optimizer it is a ReduceScatter instead of an AllReduce of the weights that it cuts. Each
-    gradient has a collective of its own: fusion of collectives is off unless `parallel.comm_fusion` switches it on
-    (AllReduceFusion and ReduceScatterFusion in GEBackendOptimizeACL stand behind `enable_all_reduce_fusion` and
-    `enable_reduce_scatter_fusion` of the context, which are False by default in 2.9.0).
+    With the parallel optimizer, sharded weights use ReduceScatter, others AllReduce. Each gradient has its own
+    collective: fusion is off unless `parallel.comm_fusion` enables it (AllReduceFusion and ReduceScatterFusion in
+    GEBackendOptimizeACL depend on `enable_all_reduce_fusion` and `enable_reduce_scatter_fusion` of the context, which
+    are False by default in 2.9.0).
     """
     kind = "ReduceScatter" if settings.num_optimizer_shards > 1 and parameter.is_cut else "AllReduce"
     num_ranks, stride = settings.data_parallel, settings.data_parallel_stride
@@ -122,12 +122,12 @@ def exchange_gradient_ns(parameter: Parameter, settings: StepSettings, device: D
 
 
 def _num_sum_shards(settings: StepSettings) -> int:
-    """Ranks over which the sums of gradients are cut."""
+    """Return the ranks over which the gradient accumulators are sharded."""
     return settings.num_optimizer_shards if settings.is_accumulator_sharded else 1
 
 
 def _of_gradients_ns(kernels: str, parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
-    """Kernels that read what gradients are by then; sums of them have the types of the weights."""
+    """Return the time of kernels that read scaled gradients; accumulators have the dtypes of the weights."""
     return _kernels_ns(kernels, parameters, settings.num_optimizer_shards, device, settings.is_accumulating)
 
 
@@ -140,8 +140,8 @@ def _kernels_ns(
 ) -> int:
     """Return the time of kernels for every weight, in ns, rounded up once.
 
-    Tensors in memory are read at its rate, results of the kernel before at that of the cache, if it holds all that a
-    kernel moves.
+    Tensors in device memory move at its bandwidth, temporaries at that of the cache if the kernel's
+    tensors fit in it.
     """
     far_bytes = near_bytes = num_kernels = 0
     for parameter in parameters:
