@@ -1,4 +1,4 @@
-"""Tensors that can leave the device between forward and backward, and the operator names that take them away.
+"""Activations that can be swapped or recomputed, and the operator names that do it.
 
 A piece of memory leaves only if every name under which backward holds it is swapped, or if every operator
 between it and what is kept anyway is recomputed. A name may stand for several operators: `add` names both
@@ -17,13 +17,13 @@ from mindswap.graph.sequences import cache_readers
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import CellNode, is_within
 
-# What a weight is read through is there in any case, and what only orders side effects makes nothing.
+# Operators that only read a weight or order side effects: nothing to recompute.
 IGNORED_OPS = WEIGHT_OPS | ORDERING_OPS
 
 
 @dataclass(frozen=True)
 class ActivationGroup:
-    """Activations of a layer about which one decision is made."""
+    """Activations of a layer that are decided together."""
 
     label: Names  # operator that makes the first of them
     producers: tuple[Names, ...]  # labels of the tensors, as the simulator has them
@@ -51,7 +51,7 @@ def find_activation_groups(
     has_cells: bool = True,
     is_newer: bool = False,
 ) -> tuple[ActivationGroup, ...]:
-    """The items of one compiled layer, in order of production; behind them cells that can only run again.
+    """Return the groups of one compiled layer in order of production, followed by recompute-only cells.
 
     Args:
         graph: the step without swap and recompute.
@@ -68,7 +68,7 @@ def find_activation_groups(
     groups = tuple(walker.group(storages) for storages in storage_groups)
     if not has_cells:
         return groups
-    # What no operator name reaches, functions say, runs again with a cell around it.
+    # Tensors that no operator name reaches, such as those of functions, are recomputed with a cell around them.
     out_of_reach = (storages for storages in storage_groups if not walker.is_within_reach(storages))
     cells = dict.fromkeys(cell for storages in out_of_reach for entry in storages for cell in _cells_around(entry))
     before = {around for cell in cells for around in walker.cells_before(cell)}
@@ -82,7 +82,7 @@ def _can_leave(entry: SavedStorage) -> bool:
 
 
 def _with_across(group: ActivationGroup, before: Set[str]) -> ActivationGroup:
-    """The item with its ways that are in a cell of `before`, right before a cell that runs again.
+    """Mark the recompute paths through a cell of `before`, directly before a recomputed cell.
 
     In all layers these do not compile together: "The pointer[context] is null" (Qwen3-MoE, 2.9.0, 28 November 2026).
     """
@@ -95,7 +95,7 @@ def _with_across(group: ActivationGroup, before: Set[str]) -> ActivationGroup:
 
 
 def _cells_around(entry: SavedStorage) -> Iterator[str]:
-    """The cells of the layer in which a storage is made, the smallest first; not the layer itself."""
+    """Yield the cells around the producer of a storage, innermost first, without the layer itself."""
     producer = entry.storage.producer
     cell = producer.cell_path if producer is not None else ""
     while cell:
@@ -123,7 +123,7 @@ def _parts(storages: list[SavedStorage]) -> list[list[SavedStorage]]:
 
 
 class _Walker:
-    """Knows what is saved, and walks back from it."""
+    """Walks from saved storages back to their producers."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class _Walker:
         )
 
     def recompute_paths(self, storages: list[SavedStorage]) -> dict[tuple[str, ...], bool]:
-        """Names with which some or all of the storages are made again -> whether that leads out of a cell with weights.
+        """Return the recompute paths of some or all storages, and whether each leads out of a cell with weights.
 
         Empty names where one is missing.
         """
@@ -187,23 +187,23 @@ class _Walker:
         return found
 
     def is_within_reach(self, storages: list[SavedStorage]) -> bool:
-        """Names of operators make some of the storages again, back to what is kept anyway."""
+        """Return whether operator names can recompute any of the storages from tensors kept anyway."""
         return any(self._recompute_path(list(self._made_again(part, is_short=False))) for part in _parts(storages))
 
     def cells_before(self, cell: str) -> set[str]:
-        """The cells of the layer outside of one that make what operators in it read."""
+        """Return the cells of the layer, outside the given one, whose outputs it reads."""
         made = {node.name: node for node in self.graph.forward if node.layer_index == self.layer_index}
         inside = [node for node in made.values() if is_within(node.cell_path, cell)]
         sources = {one.cell_path for node in inside for one in self._sources(node, made)}
         return {path for path in sources if path and not is_within(path, cell)}
 
     def _is_across(self, nodes: list[Node]) -> bool:
-        """An operator reads what one in a cell with weights makes, and is not in that cell."""
+        """Return whether an operator outside a cell with weights reads an output of that cell."""
         made = {node.name: node for node in nodes if node.cell_path in self.weight_cells}
         return any(not is_within(node.cell_path, one.cell_path) for node in nodes for one in self._sources(node, made))
 
     def _is_into_cell(self, nodes: list[Node]) -> bool:
-        """The same, and it runs again with a cell around it."""
+        """Return whether such an operator is recomputed with a cell around it."""
         cells = {node.cell_path for node in nodes if node.op == "MakeTuple"}
         inside = [node for node in nodes if any(is_within(node.cell_path, cell) for cell in cells)]
         made = {node.name: node for node in nodes if node.cell_path in self.weight_cells and node not in inside}
@@ -225,7 +225,7 @@ class _Walker:
         )
 
     def _recompute_path(self, nodes: list[Node]) -> tuple[str, ...]:
-        """Names with which these operators run again.
+        """Return the names that recompute these operators.
 
         A tuple that an operator reads has no name of its own; it runs again with its cell. What makes the output of a
         cell does not, named or not.
@@ -241,7 +241,7 @@ class _Walker:
         return tuple(dict.fromkeys((*cells, *names, *seconds))) if names else ()
 
     def _second_names(self, node: Node) -> list[str]:
-        """Names that a second reshape may have which the compiler has made one with this: both have to run again."""
+        """Return the names of a second reshape merged with this one by the compiler: both must be recomputed."""
         return merged_readers(node, (tuple(name.split(".")) for name in self.names(node)), self.layer)
 
     def _paths(self, nodes: Iterable[Node]) -> tuple[str, ...]:

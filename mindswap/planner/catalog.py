@@ -1,4 +1,4 @@
-"""The items of a captured model: what may be swapped or recomputed in each layer, and what each is worth."""
+"""The activation groups of a captured model: the decisions possible in each layer, with costs and savings."""
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
@@ -16,17 +16,17 @@ from mindswap.simulator.layer_block import Block, Role, Source
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.step_model import StepModel
 
-# The first item of every layer: all of it, which `recompute` names.
+# The first group of every layer: the whole layer, decided by `recompute`.
 WHOLE_LAYER = ActivationGroup(Names(), (), (), (), ((),))
-# What a layer does not have.
+# Placeholder for groups that a layer does not have.
 NO_GROUP = ActivationGroup(Names(), (), (), (), ())
-# What is smaller than this part of a layer is not worth a decision.
+# Groups below 2/1000 of a layer's activations get no decision.
 SMALL_PERMILLE = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Catalog:
-    """Items of a model, and what each is worth. First axis is by compiled layer."""
+    """Activation groups of a model with their costs. The first axis is the compiled layer."""
 
     kinds: tuple[int, ...]  # compiled layer that stands for each layer of the model
     # shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label
@@ -46,7 +46,7 @@ class Catalog:
     is_cell: np.ndarray  # items that are cells, shape (num_items,)
 
     def combines_incompatible(self, assignment: np.ndarray) -> bool:
-        """A choice, int of shape (num_layers, num_items), has a cell that runs again and a way that leads out of one.
+        """Return whether an assignment recomputes a cell and takes a path that leads out of a cell with weights.
 
         MindSpore 2.9.0 does not compile both in the newer models ("Cannot have multiple U Monad"): each is tied to a
         state of the weights, and these are not the same.
@@ -56,7 +56,7 @@ class Catalog:
         return bool((path_indices[:, self.is_cell] > 0).any() and across.any())
 
     def split_incompatible(self) -> tuple["Catalog", "Catalog"]:
-        """The same without such ways, and without such cells."""
+        """Return two catalogs: without such paths, and without such cells."""
         cells = np.zeros_like(self.is_across)
         cells[:, self.is_cell, 1:] = True
         return self._without(self.is_across), self._without(cells)
@@ -69,12 +69,12 @@ class Catalog:
         )
 
     def group(self, layer_index: int, position: int) -> ActivationGroup:
-        """An item of a layer of the model."""
+        """Return a group of a layer of the model."""
         return self.groups[self.kinds[layer_index]][position]
 
 
 def build_catalog(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None) -> Catalog:
-    """The items of every compiled layer.
+    """Collect the activation groups of every compiled layer, with their costs.
 
     Args:
         model: the step.
@@ -113,7 +113,7 @@ def build_catalog(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     for position, layer_groups in enumerate(groups):
         layer_index = kinds.index(position)
         if allow.recompute:
-            # Recompute of a whole layer is of what is pinned as well.
+            # Full recompute would include pinned operators.
             has_whole = not model.layers.reads_caches and not allow.pinned
             freed_bytes[position, :, 1:], recompute_ns[position, :, 1:] = _recompute_costs(
                 model, layer_index, layer_groups, num_recompute_paths, has_whole, unheld_roles[position]
@@ -147,7 +147,7 @@ def build_catalog(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
 
 
 def _only(group: ActivationGroup, may_name: Callable[[tuple[str, ...]], bool]) -> ActivationGroup:
-    """The item with the decisions that may name what they do."""
+    """Return the group with the decisions whose names are all permitted."""
     swap_names = group.swap_names if may_name(group.swap_names) else ()
     return replace(group, swap_names=swap_names, recompute_paths=tuple(filter(may_name, group.recompute_paths)))
 
@@ -168,7 +168,7 @@ def _recompute_costs(
     has_whole: bool,
     unheld_roles: Set[Role],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes that each way of recompute of a layer frees, and its time: int64, shape (num_items, num_ways)."""
+    """Return freed bytes and recompute time of each path: int64, shape (num_groups, num_recompute_paths)."""
     freed_bytes, recompute_ns = np.zeros((2, len(layer_groups), num_recompute_paths), np.int64)
     plain = model.layer_block(Policy(), layer_index)
     for i, group in enumerate(layer_groups):
@@ -199,7 +199,7 @@ def _swap_costs(
 
 
 def _find_conflicts(uses: Consumers, layer_groups: Sequence[ActivationGroup], freed_bytes: np.ndarray) -> np.ndarray:
-    """Which swaps recompute reads, in which ways, in one compiled layer.
+    """Find, in one compiled layer, the swapped groups that recomputed operators read.
 
     Args:
         uses: which operators of the layer use whose output.
@@ -219,12 +219,12 @@ def _find_conflicts(uses: Consumers, layer_groups: Sequence[ActivationGroup], fr
 
 
 def recomputed_names_of(group: ActivationGroup, path_index: int) -> tuple[str, ...]:
-    """Cells and operators that a way of an item, from 1 on, recomputes."""
+    """Return the cells and operators of a recompute path of a group; paths count from 1."""
     return (ALL_OPERATORS,) if group is WHOLE_LAYER else group.recompute_paths[path_index - 1]
 
 
 def find_unheld_roles(model: StepModel, layer_index: int) -> frozenset[Role]:
-    """What the block before a layer makes for others, and does not hold itself: it is there for whom backward reads it.
+    """Return the boundary tensors of the previous block that only readers in this layer make backward hold.
 
     The first layer reads the embedding in a wider type than it holds anything in: with recompute that has to stay.
     """
@@ -245,7 +245,7 @@ def kept_bytes(model: StepModel, block: Block, unheld_roles: Set[Role]) -> int:
 
 
 def backward_ns(block: Block) -> int:
-    """Time of backward of a layer behind one like it, with what it waits for communication."""
+    """Return the backward time of a layer that follows an equal one, with exposed communication."""
     columns = block.arrays.backward
     ops = list(zip(*(columns[name].tolist() for name in ("kind", "duration_ns", "wait_op")), strict=True))
     free_ns = {True: 0, False: 0}  # is compute -> end of the last operator on the stream: of compute, or the network
@@ -264,7 +264,7 @@ def backward_ns(block: Block) -> int:
 
 
 def recompute_policy(path_indices: Sequence[tuple[ActivationGroup, int]]) -> Policy:
-    """Recompute of items in one layer; the policy names all layers."""
+    """Return a policy that recomputes groups by the given paths; its entries name all layers."""
     if any(group is WHOLE_LAYER for group, _ in path_indices):
         return Policy(True, layer_recompute=ALL_LAYERS)
     chosen = [group.recompute_paths[path_index - 1] for group, path_index in path_indices]
@@ -273,5 +273,5 @@ def recompute_policy(path_indices: Sequence[tuple[ActivationGroup, int]]) -> Pol
 
 
 def _is_inside(name: str, chosen: Sequence[tuple[str, ...]]) -> bool:
-    """An operator runs again with a cell around it that another choice names: to name it as well adds an entry only."""
+    """Return whether another path names a cell around the operator, so that an entry of its own is redundant."""
     return any(name.startswith(f"{cell}.") for names in chosen if name not in names for cell in names)

@@ -1,4 +1,4 @@
-"""Replays a policy on the whole step, and says whether it fits. Trusts no solver: it sees only the policy."""
+"""Evaluate a policy by simulating the whole step; independent of the solvers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ class Evaluation:
         return max(self.stage_peak_bytes)
 
     def within(self, problem: PlanProblem) -> "Evaluation":
-        """The same beside the budgets of another problem."""
+        """Return the evaluation against the budgets of another problem."""
         fits = self.peak_bytes <= problem.budget_bytes and self.host_bytes <= problem.host_bytes
         return replace(self, fits=fits)
 
@@ -64,7 +64,7 @@ class Candidate:
         return self.is_on_host and self.peak_bytes <= budget_bytes
 
     def rank(self, budget_bytes: int) -> tuple[bool, int, int]:
-        """Less is better: what fits, then what is faster; where nothing fits, what needs less memory."""
+        """Return a sort key, smaller is better: fits, then step time; if nothing fits, peak memory."""
         if self.fits(budget_bytes):
             return False, self.step_time_ns, self.peak_bytes
         return True, self.peak_bytes, self.step_time_ns

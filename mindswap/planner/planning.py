@@ -1,4 +1,4 @@
-"""From a problem to a plan: solve each pipeline stage, replay the whole, compare with what everybody knows."""
+"""From a problem to a plan: solve each pipeline stage, evaluate the whole step, compare with the baselines."""
 
 import contextlib
 import functools
@@ -34,7 +34,7 @@ KEPT_BYTES = (32 << 20) - (64 << 10)
 
 
 class Planner:
-    """Makes plans for one model; what it learns of the model serves all of them.
+    """Makes plans for one model; shares the catalog, the bound and the cached plans between them.
 
     Args:
         model: the step.
@@ -53,12 +53,12 @@ class Planner:
 
     @functools.cached_property
     def catalog(self) -> Catalog:
-        """What may be chosen in each layer; a bound needs none of it."""
+        """The possible decisions of each layer; not needed for bounds."""
         return build_catalog(self.model.swapping(self.allow.swap), self.allow, self.known)
 
     @functools.cached_property
     def split_incompatible(self) -> tuple[Catalog, ...]:
-        """The same without one or the other of what MindSpore does not compile together."""
+        """Two catalogs without combinations that MindSpore cannot compile."""
         return self.catalog.split_incompatible()
 
     def plan(self, problem: PlanProblem, progress: Progress = lambda: None) -> Plan:
@@ -107,7 +107,7 @@ class Planner:
         if key not in self.common:
             trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
             policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in BASELINES}
-            # Where pieces of a sequence read what others left no whole layer can run again.
+            # If sequence pieces read caches of other pieces, full recompute is impossible.
             policies = {name: one for name, one in policies.items() if has_whole or one.layer_recompute == NO_LAYERS}
             evaluation = {name: evaluate_short(problem, policy, self.short_models) for name, policy in policies.items()}
             self.common[key] = policies, evaluation, evaluate(problem, policies[KEEP_ALL])
@@ -148,7 +148,7 @@ class Planner:
         return sum(plan_cache.num_evaluations for plan_cache in self.plan_caches.values())
 
     def _search(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible) -> Candidate:
-        """The best of the search; what MindSpore does not compile together is searched for apart."""
+        """Search the best plan; if MindSpore cannot compile it, search the two restricted catalogs."""
         best = self._plan_cache(problem, keep, progress, self.catalog).best(problem.budget_bytes)
         if best.assignment is None or not self.catalog.combines_incompatible(best.assignment):
             return best
@@ -160,7 +160,7 @@ class Planner:
     def _plan_cache(
         self, problem: PlanProblem, keep: Evaluation, progress: Interruptible, catalog: Catalog
     ) -> PlanCache:
-        """Plans made under the same rules before, to go on with."""
+        """Return the plan cache of equal permissions, switches and catalog."""
         key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings, catalog)
         if key not in self.plan_caches:
             self.plan_caches[key] = PlanCache(problem, self.short_models[0], self.bound_inputs, catalog, keep)
@@ -183,7 +183,7 @@ class Planner:
         return is_fully_effective(self.model, policy)
 
     def _minimize_memory(self, problem: PlanProblem, progress: Interruptible) -> Plan:
-        """Halves the way between what a plan needs and what no policy can move, as long as it costs next to nothing."""
+        """Bisect the budget between the static memory and a plan while the slowdown stays within 1 %."""
         best = self._fastest(problem, progress)
         limit_ns = best.unconstrained_ns * (1000 + LOSS_PERMILLE) // 1000
         low, high = max(best.stage_static_bytes), min(best.peak_bytes, problem.budget_bytes)

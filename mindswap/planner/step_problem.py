@@ -72,7 +72,7 @@ class _ModelProblem(StageProblem):
         self._plain = model.blocks(Policy())
 
     def blocks(self, assignment: np.ndarray) -> Sequence[Block]:
-        """The whole step, with the layers of this space as chosen."""
+        """Return the blocks of the whole step with the assignment applied to the layers of this problem."""
         blocks = list(self._plain)
         for layer_index, decisions in zip(self.layers, assignment, strict=True):
             blocks[1 + layer_index] = self._layer_assignments.block(layer_index, decisions)
@@ -88,11 +88,11 @@ class _ModelProblem(StageProblem):
         return replace(score, cost_ns=time_ns, step_time_ns=time_ns)
 
     def assignment_cost(self, layer: int, decisions: np.ndarray) -> AssignmentCost:
-        """Worth of a row, exactly: items may share what runs again, or a name."""
+        """Return the exact cost of the decisions together: groups may share recomputed operators or names."""
         return self._layer_assignments.assignment_cost(self.layers[layer], decisions)
 
     def effective(self, layer: int, decisions: np.ndarray) -> np.ndarray:
-        """What the policy of a row says."""
+        """Return the decisions without swaps that have no effect."""
         return self._layer_assignments.effective(self.layers[layer], decisions)
 
 

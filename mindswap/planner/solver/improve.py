@@ -1,4 +1,4 @@
-"""Local search: changes a choice step by step as long as the simulator finds it better.
+"""Local search: change an assignment step by step as long as its simulated score improves.
 
 In a small space it begins again from a choice with a few cells changed at random (iterated local search).
 
@@ -20,22 +20,22 @@ from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.timeline import StallCause, Timeline
 
-# Most simulations of one round before the next begins from the best found.
+# Limit of simulations in one round.
 MAX_TRIALS = 60
-# Simulations of one stage that are left at least for known rows in other layers, and with other distances.
+# Minimum number of simulations for permuted layer assignments and scaled distances.
 MIN_REARRANGED = 240
-# A space of no more cells is searched cell by cell, and again from other starts.
+# Problems with at most this many decisions are searched decision by decision, and from perturbed starts.
 SMALL_PROBLEM_DECISIONS = 24
 NUM_PERTURBATIONS = 12
 NUM_PERTURBED_DECISIONS = 3
 
-# A choice with its score.
+# An assignment with its score.
 _Start = tuple[np.ndarray, Score]
 
 
 @dataclass(frozen=True, eq=False)
 class _Move:
-    """Cells of a choice that get other values."""
+    """A change of some decisions of an assignment to one value."""
 
     mask: np.ndarray  # bool, shape of the choice
     value: int  # what they get; one number
@@ -55,7 +55,7 @@ def forward_time_ns(timeline: Timeline) -> int:
 
 
 def hiding_time_ns(timeline: Timeline) -> int:
-    """Of this time of one stage, per micro-batch, what is there for copies to be out when memory is fullest.
+    """Return the forward time per micro-batch in which offloads can hide before the memory peak.
 
     Before a large head all of forward of the layers is over by then, and much of forward is still to come.
     """
@@ -70,7 +70,7 @@ def hiding_time_ns(timeline: Timeline) -> int:
 
 
 def _busy_ns(timeline: Timeline) -> np.ndarray:
-    """Time of each operator with what it waits for communication: int64, shape (num_ops,)."""
+    """Return the time of each operator with exposed communication: int64, shape (num_ops,)."""
     waits = timeline.stall_cause == StallCause.COMMUNICATION
     return timeline.program.ops.duration_ns + np.where(waits, timeline.stall_ns, 0)
 
@@ -82,7 +82,7 @@ def improve(
     first: Sequence[np.ndarray] = (),
     min_rearranged: int = MIN_REARRANGED,
 ) -> None:
-    """Looks for better choices around the best of a search, until there is none or its simulations are used up.
+    """Improve the best assignment of a search until a local optimum or the limit of simulations.
 
     In a small space, where a single cell matters much, it goes on from changed choices; in others layers also exchange
     their rows, and items get other distances.
@@ -112,7 +112,7 @@ def improve(
 
 
 def _perturb(assignment: np.ndarray, costs: DecisionCosts, chance: random.Random) -> np.ndarray:
-    """The choice with a few cells changed at random."""
+    """Return the assignment with a few decisions changed at random."""
     perturbed = assignment.copy()
     decisions = [(int(layer), int(group)) for layer, group in np.argwhere(costs.freed_bytes.max(axis=2) > 0)]
     for layer, group in chance.sample(decisions, min(NUM_PERTURBED_DECISIONS, len(decisions))):
@@ -125,7 +125,7 @@ def _perturb(assignment: np.ndarray, costs: DecisionCosts, chance: random.Random
 
 
 def _climb(search: Search, assignment: np.ndarray, forward_ns: int) -> None:
-    """From a choice to a better one as long as there is one near."""
+    """Climb to a local optimum."""
     score = search.score(assignment)
     while not search.is_exhausted:
         found = _change(search, _retune(search, (assignment, score)), forward_ns)
@@ -135,14 +135,14 @@ def _climb(search: Search, assignment: np.ndarray, forward_ns: int) -> None:
 
 
 def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
-    """Layers exchange rows, items get other distances, as long as that is better; whether anything was.
+    """Permute layer assignments and scale distances while that is better; return whether anything was.
 
     Which layer has which row decides when copies are on the link: choices of the same sums differ by a tenth in time.
     """
     if search.best is None:
         raise AssertionError("a search without a simulation")
     first = start = (search.best, search.score(search.best))
-    # Known rows in other layers are simulated in a fraction of the time that new ones take.
+    # Known layer assignments need no new compiled block, so their simulations are fast.
     search.max_evaluations = max(search.max_evaluations, search.num_evaluations + least)
     is_better = True
     while is_better:
@@ -162,7 +162,7 @@ def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
 
 
 def _row_moves(assignment: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each layer the layer whose row it gets, and for each item its distances in thousandths of what they were.
+    """Return moves: source layer of each layer, and scaling of the distances of each group in thousandths.
 
     Two layers with other rows exchange them, one gets that of the nearest with another, or an item is fetched earlier
     or later in all layers.
@@ -188,7 +188,7 @@ def _row_moves(assignment: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _retune(search: Search, start: _Start) -> _Start:
-    """The distances that the timeline of a choice asks for: one for each item, or alike in groups of layers."""
+    """Set the minimum distances of the simulated timeline: one for each group, or one for each piece of layers."""
     assignment = start[0]
     is_swapped = assignment > KEEP
     if not is_swapped.any():
@@ -227,7 +227,7 @@ def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
     if score.excess_bytes:
         gains, firsts, seconds = freed, np.arange(len(moves)), np.full(len(moves), -1)
     else:
-        # Not all that is kept is there at the peak, so what gains time is tried even where it seems too much.
+        # Not all kept tensors are alive at the peak, so faster moves are tried even if they seem to exceed the budget.
         fits = np.flatnonzero((freed + spare >= 0) | (time < 0) | is_small)
         both_ns = time[:, None] + time[None, :] + exposed(link[:, None] + link[None, :])
         ok = (freed[:, None] + freed[None, :] + spare >= 0) & (freed[:, None] <= 0) & (freed[None, :] > 0)
@@ -268,7 +268,7 @@ def _link_ns(move: _Move, assignment: np.ndarray, costs: DecisionCosts) -> int:
 
 
 def _moves(assignment: np.ndarray, costs: DecisionCosts) -> Iterator[_Move]:
-    """For each item and each value that it has: some of its layers, first or last ones, get another value."""
+    """Yield moves: for each group and each of its values, some first or last layers get another value."""
     is_small = assignment.size <= SMALL_PROBLEM_DECISIONS
     usual = int(np.median(assignment[assignment > KEEP])) if (assignment > KEEP).any() else 8
     freed_now, time_now = costs.freed_bytes_of(assignment), costs.recompute_ns_of(assignment)
@@ -323,7 +323,7 @@ MAX_PIECES = 4
 
 
 def piecewise(assignment: np.ndarray, needed: np.ndarray, num_pieces: int = MAX_PIECES) -> np.ndarray:
-    """The choice with other distances: in each group of neighbouring layers the same for all items.
+    """Return the assignment with distances that are constant in each piece of neighbouring layers.
 
     Args:
         assignment: what is swapped.
@@ -340,7 +340,7 @@ def piecewise(assignment: np.ndarray, needed: np.ndarray, num_pieces: int = MAX_
 
 
 def by_row(assignment: np.ndarray, needed: np.ndarray) -> np.ndarray:
-    """The choice with other distances: for each item the same in all layers with equal rows.
+    """Return the assignment with one distance for each group in all layers with equal layer assignments.
 
     Args:
         assignment: what is swapped.

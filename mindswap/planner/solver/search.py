@@ -1,4 +1,4 @@
-"""Base of all solvers: every choice is simulated once, the best one is kept, and they can be told to stop."""
+"""Base of all solvers: simulate each assignment once, keep the best one, stop on request."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +8,7 @@ import numpy as np
 from mindswap.planner.stage_problem import KEEP, Score, StageProblem
 from mindswap.simulator.timeline import Timeline
 
-# What an entry of the policy must gain, in millionths of the step time: a plan is to be read by people.
+# Minimum gain of a policy entry in ppm of the step time, to keep plans readable.
 ENTRY_PPM = 100
 
 # Called after each simulation; may raise `Stop`.
@@ -16,7 +16,7 @@ Progress = Callable[[], None]
 
 
 class Stop(Exception):  # noqa: N818 a signal as StopIteration, no error
-    """The user does not want to wait: the best choice so far counts."""
+    """Signal to stop the search; the best assignment so far is the result."""
 
 
 class Interruptible:
@@ -38,7 +38,7 @@ class Interruptible:
 
 
 class Search:
-    """Simulates choices of a space and keeps the best.
+    """Simulates assignments of a stage problem and keeps the best.
 
     Args:
         stage_problem: what to choose from.
@@ -69,17 +69,17 @@ class Search:
 
     @property
     def has_enough(self) -> bool:
-        """A choice fits, and is fast enough."""
+        """Return whether an assignment fits and is fast enough."""
         best = self.best_score
         return best is not None and best.fits and best.cost_ns <= self.enough_ns
 
     def score(self, assignment: np.ndarray) -> Score:
-        """Score of a choice; simulated if it is new."""
+        """Return the score of an assignment, simulated unless cached."""
         known = self._known.get(assignment.tobytes())
         return known if known is not None else self.run(assignment)[0]
 
     def run(self, assignment: np.ndarray) -> tuple[Score, Timeline]:
-        """Simulates a choice."""
+        """Simulate an assignment."""
         timeline = self.stage_problem.timeline(assignment)
         score = self.stage_problem.score(timeline)
         score = replace(score, cost_ns=score.step_time_ns + _num_entries(assignment) * self._entry_ns(score))
@@ -95,7 +95,7 @@ class Search:
 
 
 def _num_entries(assignment: np.ndarray) -> int:
-    """Lines that a policy needs for a choice: one for each value that an item has anywhere."""
+    """Return the number of policy entries: one for each distinct value of each group."""
     group = np.broadcast_to(np.arange(assignment.shape[1]), assignment.shape)
     decided = assignment != KEEP
     return len(np.unique(np.stack((group[decided], assignment[decided])), axis=1).T)
