@@ -1,4 +1,4 @@
-"""Pages from the templates of `data/report`, and parts of them that notebooks show, too."""
+"""HTML pages from the templates in `data/report`, and HTML for notebooks."""
 
 from collections.abc import Iterable
 from html import escape
@@ -13,7 +13,7 @@ from mindswap.units import format_bytes, format_time
 from mindswap.version import __version__
 
 FILES = DATA / "report"
-# The colours of the pictures, by their names in the style sheet.
+# Colours of the pictures, by name in the style sheet.
 STYLES = {
     **{f"bar-{kind:d}": style for kind, style in BAR_STYLES.items()},
     **{f"memory-{kind:d}": style for kind, style in MEMORY_STYLES.items()},
@@ -22,13 +22,16 @@ STYLES = {
 
 
 def render(template: str, **values: Any) -> str:
-    """One HTML file without requests, light and dark; whatever is in `values` is escaped, but for what is `html`.
+    """Render a self-contained HTML page, light and dark. Values are escaped unless they are from `html`.
 
     Args:
         template: file that extends `page.html`.
-        values: what it shows. Of `page.html`: `title` as the user named it, `what` the page is in the title of its tab,
-            `badge` where the figures are from, `cards` of the figures that everybody asks for first (name, value,
-            remark, and whether that is "good" or "bad"), `remark` the last words.
+        values: variables of the template. Those of `page.html`: `title` (name of the configuration), `what` (kind of
+            page, for the title of the tab), `badge` (source of the figures), `cards` (headline figures: name, value,
+            remark, and "good" or "bad"), `remark` (text at the end).
+
+    Returns:
+        The text of the page.
     """
     import jinja2  # takes longer than most commands
 
@@ -45,24 +48,24 @@ def render(template: str, **values: Any) -> str:
 
 
 def html(text: str) -> Any:
-    """Text that is HTML already."""
+    """Mark a text as HTML that must not be escaped."""
     from markupsafe import Markup
 
     return Markup(text)
 
 
 def in_notebook(line: str, text: str, curve: str = "") -> str:
-    """An object in a notebook: its line, what `print` shows, and a curve."""
+    """Format an object for a notebook: one line, the full text, and a curve."""
     return f"<p><b>{escape(line)}</b></p>{curve}<pre>{escape(text)}</pre>"
 
 
 def memory_curve(shares: Iterable[float], live_bytes: Iterable[int], label: str) -> str:
-    """Memory over a step as a line in the colour of the text, so that it is seen in light and dark.
+    """Draw memory over a step as an SVG line in the colour of the text, for light and dark pages.
 
     Args:
-        shares: of the step, 0 to 1, ascending.
-        live_bytes: from each of them on.
-        label: what is drawn.
+        shares: times as fractions of the step, 0 to 1, ascending.
+        live_bytes: memory from each time on.
+        label: description of the curve.
     """
     highest: dict[int, int] = {}  # in each of 600 columns
     for share, live in zip(shares, live_bytes, strict=True):
@@ -75,7 +78,7 @@ def memory_curve(shares: Iterable[float], live_bytes: Iterable[int], label: str)
 
 
 def simulated_curve(stage: StageReport, workspace_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Place in the step by time, 1 at the end of backward, and bytes without workspace."""
+    """Return times as fractions of the step (1 at the end of backward), and memory in bytes without workspace."""
     time_ns = stage.memory.time_ns
     live = stage.memory.by_kind_bytes.sum(axis=0) + stage.static_bytes - workspace_bytes
     return time_ns / max(int(time_ns[-1]) if len(time_ns) else 1, 1), live

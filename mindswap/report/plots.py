@@ -1,4 +1,4 @@
-"""Pictures: memory by operator, a dry run, step time against memory. Need matplotlib, of the extra `plot`."""
+"""Common parts of pictures, and step time over memory. Needs matplotlib, from the extra `plot`."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ GIB, MIB, SECOND = 2**30, 2**20, 10**9
 
 
 def load_figure_class() -> "type[Figure]":
-    """`matplotlib.figure.Figure`; loaded only when a picture is asked for.
+    """Import and return `matplotlib.figure.Figure`, on first use because the import is slow.
 
     Raises:
         DataError: if matplotlib is missing.
@@ -35,7 +35,7 @@ def load_figure_class() -> "type[Figure]":
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Writes a picture; the ending of the path says the format. A .png carries its words, so that they can be compared.
+    """Write a picture in the format of the path's suffix. A .png includes its texts as metadata, for comparisons.
 
     Raises:
         DataError: if the format is unknown or the file cannot be written.
@@ -50,7 +50,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 
 def _words(figure: "Figure") -> str:
-    """Titles, names and figures of a picture, without the numbers at its axes."""
+    """Return all texts of a picture, without the tick labels of its axes."""
     from matplotlib.text import Text
 
     ticks = {id(text) for axis in figure.axes for text in (*axis.get_xticklabels(), *axis.get_yticklabels())}
@@ -58,7 +58,8 @@ def _words(figure: "Figure") -> str:
     return "\n".join(text for text in found if text)
 
 
-# Step times that differ by more are drawn on a logarithmic scale; what is slower than every plan by more is not drawn.
+# Step times that differ by a larger factor are drawn on a logarithmic scale; points that are slower than every plan by
+# a larger factor are not drawn.
 WIDE = 2
 BEST, OTHER, CURVE = "#2f6bb8", "#5a6877", "#2f9e77"
 MARKS = "oDs^vP*X<>hd"
@@ -74,24 +75,24 @@ def plot_tradeoffs(
     curve: Sequence[Plan] = (),
     bound: Sequence[tuple[int, int]] = (),
 ) -> None:
-    """Step time against peak memory of several configurations, named in the legend, and the plans for every memory.
+    """Plot step time over peak memory of configurations, named in the legend, and of plans for many budgets.
 
     Args:
-        points: configurations; at least one, or a curve.
-        path: file to write; its ending says the format.
-        title: what the picture is about.
+        points: configurations; may be empty if there is a curve.
+        path: output file; its suffix is the format.
+        title: title of the picture.
         caption: the device and its figures.
-        budget_bytes: device memory that may be used.
+        budget_bytes: memory budget; None without one.
         curve: plans, in any order.
-        bound: a memory in bytes and the step time that no policy can beat with it, least memory first; no policy can
-            do with less than the first.
+        bound: (memory in bytes, lower bound of the step time in ns), ascending by memory; below the first memory no
+            policy is feasible.
 
     Raises:
         DataError: if matplotlib is missing or the file cannot be written.
     """
     curve = sorted(curve, key=lambda point: point.peak_bytes)
     slowest_ns = WIDE * max((p.step_time_ns for p in curve), default=0)
-    far = [p for p in points if curve and p.step_time_ns > slowest_ns]  # would leave no room for the rest
+    far = [p for p in points if curve and p.step_time_ns > slowest_ns]  # would compress the other points
     points = [p for p in points if p not in far]
     caption += "".join(
         f". Not drawn: {p.name}, {format_time(p.step_time_ns)}, {format_bytes(p.peak_bytes)}" for p in far
@@ -116,7 +117,7 @@ def plot_tradeoffs(
         _fill_below(axis, bound, unit_ns)
     if curve:
         x, y = [p.peak_bytes / GIB for p in curve], [p.step_time_ns / unit_ns for p in curve]
-        # Between two plans the one that needs less memory is the best there is.
+        # For budgets between two plans, the one with less memory is the best plan.
         axis.plot(x, y, color=CURVE, marker="o", markersize=4, drawstyle="steps-post", label="plans")
     for number, point in enumerate(_joined(points)):
         axis.plot(point.peak_bytes / GIB, point.step_time_ns / unit_ns, MARKS[number % len(MARKS)], markersize=8,
@@ -130,7 +131,7 @@ def plot_tradeoffs(
 
 
 def _set_log_scale(axis: "Axes") -> None:
-    """For step times that differ by more than `WIDE`: equal distances are equal ratios."""
+    """Set a logarithmic scale, for step times that differ by more than a factor of `WIDE`."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_yscale("log")
@@ -141,7 +142,7 @@ def _set_log_scale(axis: "Axes") -> None:
 
 
 def _fill_below(axis: "Axes", bound: Sequence[tuple[int, int]], unit_ns: int) -> None:
-    """The part of the picture where no policy can be."""
+    """Fill the infeasible region below the bound."""
     (low_x, high_x), (low_y, high_y) = axis.get_xlim(), axis.get_ylim()
     x = [low_x, bound[0][0] / GIB, *(size / GIB for size, _ in bound), high_x]
     y = [high_y, high_y, *(time_ns / unit_ns for _, time_ns in bound), bound[-1][1] / unit_ns]
@@ -150,7 +151,7 @@ def _fill_below(axis: "Axes", bound: Sequence[tuple[int, int]], unit_ns: int) ->
 
 
 def _set_limits(axis: "Axes", points: Iterable[Compared | Plan], unit_ns: int, budget_bytes: int | None) -> None:
-    """Room around the points."""
+    """Set the limits of the axes with a margin around the points."""
     x = [p.peak_bytes / GIB for p in points] + ([budget_bytes / GIB] if budget_bytes is not None else [])
     y = [p.step_time_ns / unit_ns for p in points]
     low, high = min(y), max(y)
@@ -167,7 +168,7 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 
 def _colour(point: Compared, points: Sequence[Compared], budget_bytes: int | None) -> str:
-    """Red over the budget; blue where no other is both smaller and faster; else grey."""
+    """Return red for points over the budget, blue for Pareto-optimal points, else grey."""
     if budget_bytes is not None and point.peak_bytes > budget_bytes:
         return BUDGET.light
     own = (point.peak_bytes, point.step_time_ns)
@@ -176,6 +177,6 @@ def _colour(point: Compared, points: Sequence[Compared], budget_bytes: int | Non
 
 
 def _joined(points: Sequence[Compared]) -> list[Compared]:
-    """Points that are the same, with both names."""
+    """Join equal points, with all names."""
     same = group_equal(points, lambda point: (point.step_time_ns, point.peak_bytes), range(len(points)))
     return [replace(first, name=", ".join(points[i].name for i in alike)) for alike, first in same]

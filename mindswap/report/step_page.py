@@ -1,4 +1,4 @@
-"""A simulated step as one HTML file: no requests, light and dark, the picture can be zoomed."""
+"""Self-contained HTML page of a simulated step, light and dark, with a picture that can be zoomed."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from mindswap.report.timeline_bars import BAR_STYLES, MEMORY_STYLES, STATIC, Bar
 from mindswap.simulator.report_data import SimulationReport, StageReport
 from mindswap.units import format_bytes, format_time
 
-# What the script of the HTML report draws: bars and memory of every stage as short columns of integers.
+# Data of the script in the page: bars and memory of every stage, as compact columns of integers.
 
 MAX_BARS = 20_000  # all stages; about 40 bytes each
 MAX_POINTS = 8_000  # of memory, all stages
@@ -37,7 +37,7 @@ MEMORY_BITS = 18  # of the peak; the unit is a power of two, as most sizes are m
 
 @dataclass(frozen=True, eq=False)
 class OverlayCurve:
-    """Memory of a rank as MindSpore's own backend has it, over the time of the simulated step."""
+    """Memory curve of a rank from MindSpore's backend, over the time of the simulated step."""
 
     name: str
     colour: str  # of the style sheet
@@ -50,7 +50,7 @@ Card = tuple[str, str, str, str]
 
 
 def page_data(report: SimulationReport, curves: Curves = MappingProxyType({})) -> dict[str, Any]:
-    """Plain data; times in ns, memory in units of `memory_unit_bytes`, starts as differences to the one before."""
+    """Return the data of the page; times in ns, memory in `memory_unit_bytes`, starts relative to the previous one."""
     bars = fit_bars(report.timeline, [stage.stage for stage in report.stages], MAX_BARS)
     above = [part[part.lane == Lane.COMPUTE] for part in bars]  # of all stages, over the one that is shown
     labels = sorted({int(label) for part in bars for label in np.unique(part.label) if label >= 0})
@@ -114,7 +114,7 @@ def _stage_data(
 
 
 def _curve_data(curve: OverlayCurve, unit_bytes: int, num_points: int) -> dict[str, Any]:
-    """A curve with the highest point of each of a number of pieces, so that no peak is lost."""
+    """Reduce a curve to the maximum of each of `num_points` intervals, so that no peak is lost."""
     pieces = np.array_split(np.arange(len(curve.time_ns)), max(1, min(num_points, len(curve.time_ns))))
     kept = [int(piece[np.argmax(curve.live_bytes[piece])]) for piece in pieces if len(piece)]
     return {
@@ -138,15 +138,15 @@ def format_html(
     cards: Iterable[Card] = (),
     dry_run: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page as text; whatever is from the user's files is escaped.
+    """Format the page; texts from the user's files are escaped.
 
     Args:
         report: the simulated step.
-        intro: where its figures are from.
-        kind: the same in short.
-        curves: real memory by stage, laid over the simulated one.
-        cards: more figures that everybody asks for first.
-        dry_run: sections of a dry run, as `step.html` takes them.
+        intro: source of the figures.
+        kind: short form of the source.
+        curves: stage -> memory curves of the backend, drawn over the simulated one.
+        cards: additional headline figures.
+        dry_run: sections of a dry run, for `step.html`.
     """
     stage = report.peak_stage
     which = f"Stage {stage.stage}, at " if len(report.stages) > 1 else "At "
@@ -188,7 +188,7 @@ def _cards(report: SimulationReport) -> Iterable[Card]:
 
 
 def _shares(stage: StageReport) -> Sequence[tuple[int, str, int]]:
-    """Kind of a bar, its name and its time, of all that the compute stream does."""
+    """Return kind, name and time (ns) of all activities of the compute stream."""
     return (
         (int(BarKind.FORWARD), "compute", stage.compute_ns - stage.recompute_ns),
         (int(BarKind.RECOMPUTE), "recompute", stage.recompute_ns),
@@ -200,7 +200,7 @@ def _shares(stage: StageReport) -> Sequence[tuple[int, str, int]]:
 
 
 def _held(stage: StageReport) -> Iterable[tuple[int, str, str, str, str]]:
-    """Bytes at the peak: made by what, where, what for, and the colour."""
+    """Yield the memory at the peak: bytes, producer, layers, purpose and colour."""
     for name, size_bytes in stage.static_parts:
         yield size_bytes, name, "", "static", "static"
     for each in stage.holders[:NUM_HOLDERS]:

@@ -1,4 +1,4 @@
-"""All processes that a command starts, also those that its own children leave behind."""
+"""Find and stop all processes that a command started, including orphans of its children."""
 
 import contextlib
 import ctypes
@@ -15,33 +15,39 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """From now on a process whose parent ends becomes a child of this one, not of init (Linux)."""
+    """Make orphaned descendants children of this process instead of init (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _looked_at(processes: Iterable[psutil.Process], what: str) -> Iterator[tuple[int, Any]]:
-    """Number and `what` of each; not of one that has ended meanwhile, or is of another user."""
+    """Yield id and attribute `what` of each process; skip those that ended or belong to another user."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             yield process.pid, getattr(process, what)()
 
 
 def descendants() -> list[int]:
-    """Children, their children and so on, parents first; those that have ended are left out."""
+    """Return the ids of all running descendants, parents first."""
     found = _looked_at(psutil.Process().children(recursive=True), "status")
     return [pid for pid, state in found if state != psutil.STATUS_ZOMBIE]
 
 
 def stop_descendants(grace_s: float = 5.0) -> int:
-    """End all descendants, as `stop_processes` does."""
+    """Stop all descendants, see `stop_processes`."""
     return stop_processes(descendants, grace_s)
 
 
 def stop_processes(find: Callable[[], list[int]], grace_s: float = 5.0, limit_s: float = 20.0) -> int:
-    """End processes: ask, and after `grace_s` force. Waits until they are gone; gives how many there were.
+    """Terminate processes, kill them after `grace_s`, and wait until they have ended.
 
-    What waits for a device or a file system, no signal ends: it gives up `limit_s` after that.
+    Args:
+        find: function that returns the ids of the processes.
+        grace_s: time between SIGTERM and SIGKILL.
+        limit_s: time to wait after SIGKILL, because processes blocked by a device or a file system do not end.
+
+    Returns:
+        Number of processes found at first.
     """
     first = find()
     for pid in first:  # parents first, so that msrun starts nothing new
@@ -58,19 +64,19 @@ def stop_processes(find: Callable[[], list[int]], grace_s: float = 5.0, limit_s:
 
 
 def marked_processes(name: str, value: str) -> list[int]:
-    """Processes that were started with this environment variable, whoever their parent is now."""
+    """Return the ids of processes with this environment variable, independent of their parents."""
     return [pid for pid, own in _looked_at(psutil.process_iter(), "environ") if own.get(name) == value]
 
 
 def worker_ranks() -> dict[int, int]:
-    """Rank by process of the workers of msrun below this process."""
+    """Return process id -> rank of the workers of msrun among the descendants."""
     found = _looked_at(psutil.Process().children(recursive=True), "environ")
     ranks = {pid: own.get("RANK_ID", "") for pid, own in found if own.get("MS_ROLE") == "MS_WORKER"}
     return {pid: int(rank) for pid, rank in ranks.items() if rank.isdecimal()}
 
 
 def raise_process_limit() -> None:
-    """Every worker starts many threads: take what the system allows (`ulimit -u unlimited` upstream)."""
+    """Raise the limit of processes to its maximum, because workers start many threads (as upstream's `ulimit -u`)."""
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))

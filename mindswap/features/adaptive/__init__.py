@@ -1,4 +1,4 @@
-"""An adaptive run: plan, train, watch, and plan again. Its planner is `adaptive_planner`, in a process of its own."""
+"""Adaptive run: plan, train, measure, and replan. The planner runs in a child process, see `planner_process`."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -35,9 +35,9 @@ from mindswap.version import __version__
 
 __all__ = ["format_summary", "train_adaptively"]
 
-# What MindFormers lets MindSpore take of a card where `context.max_device_memory` does not say.
+# Memory limit that MindFormers sets if `context.max_device_memory` is missing.
 DEFAULT_DEVICE_MEMORY = "58GiB"
-# Share of the free memory of a machine without cards that its workers may take.
+# Percentage of the free host memory that the workers may use on a machine without devices.
 HOST_SHARE_PERCENT = 80
 
 
@@ -54,22 +54,25 @@ def train_adaptively(  # noqa: PLR0913 an argument for each option of `mindswap 
     spare: int = 0,
     is_replaced: bool = False,
 ) -> tuple[int, State]:
-    """Run a training command for the memory there is, and again where it runs out; the exit code, and how it went.
+    """Run a training with plans for the available memory; after an out-of-memory error, replan and resume.
 
     Args:
         words: the training command.
-        report_status: called with each line for the user.
-        memory: of each card; `"auto"` for what there is.
-        run_dir: for state and logs; default is the --log_dir of msrun.
-        max_restarts: starts after the first one.
-        measured_steps: steps that judge a plan.
-        ray: address of a cluster to train on.
-        nodes: of that cluster.
-        spare: further nodes, each of which replaces one that is lost.
-        is_replaced: plan instead of the swap and recompute in the YAML.
+        report_status: function that prints a line for the user.
+        memory: memory budget per device; `"auto"` for the available memory.
+        run_dir: folder of state and logs; None for the --log_dir of msrun.
+        max_restarts: limit of starts after the first one.
+        measured_steps: number of steps after which a plan is evaluated.
+        ray: address of the Ray cluster to train on; None for this machine.
+        nodes: number of training nodes of the cluster.
+        spare: number of additional nodes that replace lost ones.
+        is_replaced: replace swap and recompute settings of the user instead of refusing them.
+
+    Returns:
+        Exit code of the training, and the final state.
 
     Raises:
-        MindswapError: it cannot be started.
+        MindswapError: if it cannot be started.
     """
     if os.environ.get("MS_ROLE"):
         fix = f"mindswap run {ADAPTIVE_FLAG} -- msrun ... (in front of msrun)"
@@ -99,7 +102,7 @@ def train_adaptively(  # noqa: PLR0913 an argument for each option of `mindswap 
 
 
 def find_planner(run_dir: Path) -> Planner:
-    """The planner of the package; what it starts is marked as part of the run in this folder."""
+    """Return the planner; its processes are marked as part of the run in this folder."""
     return planner_in_child({MARKER: str(run_dir)})
 
 
@@ -115,7 +118,16 @@ def _without_exclusions(
 
 
 def find_memory(text: str, document: Document, num_workers: int) -> tuple[int, str]:
-    """Memory of a card, and where the figure is from."""
+    """Return the memory budget per device in bytes, and its source.
+
+    Args:
+        text: size from the command line, or `auto`.
+        document: the configuration.
+        num_workers: workers per node, which share the host memory of a machine without devices.
+
+    Raises:
+        LaunchError: if the size is not valid, or cannot be determined.
+    """
     if text != "auto":
         try:
             return parse_bytes(text), "--memory"
@@ -139,7 +151,7 @@ def find_memory(text: str, document: Document, num_workers: int) -> tuple[int, s
 
 
 def _key(command: TrainingCommand, document: Document) -> str:
-    """Key by which a saved state holds for this run."""
+    """Return the key of saved states that this run can resume."""
     return make_key(
         config=repr(document.data()),
         options=list(command.options),

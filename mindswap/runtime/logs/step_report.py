@@ -1,4 +1,4 @@
-"""One line of a worker's log for each training step: its loss with every bit, and how long the step took."""
+"""Format and parse the log line of a training step, with its exact loss and its time."""
 
 import re
 from collections import deque
@@ -10,20 +10,20 @@ _LINE = re.compile(r"mindswap: step (\d{1,9}): loss ([-+.0-9a-z]{1,32}), (\d{1,1
 
 @dataclass(frozen=True)
 class ReportedStep:
-    """Report of a worker on a step."""
+    """Loss and time of a step on one worker."""
 
     number: int  # from 1
-    loss: float  # on this worker; the very number that it computed
-    duration_ns: int  # from the start of the step until the loss was there
+    loss: float  # exact loss on this worker
+    duration_ns: int  # from the start of the step until the loss was available
 
 
 def format_step(step: ReportedStep) -> str:
-    """The line, as the worker logs it; Python writes a float with as many digits as tell it from all others."""
+    """Format the log line; the `repr` of a float is exact."""
     return f"mindswap: step {step.number}: loss {step.loss!r}, {step.duration_ns} ns"
 
 
 def parse_steps(lines: Iterable[str]) -> tuple[ReportedStep, ...]:
-    """The steps of a log, in order; a step that is logged twice counts once."""
+    """Parse the steps of a log, in order and without duplicates."""
     found: dict[int, ReportedStep] = {}
     for line in lines:
         if "mindswap: step " in line and (match := _LINE.search(line)):
@@ -32,7 +32,7 @@ def parse_steps(lines: Iterable[str]) -> tuple[ReportedStep, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-# Training steps in a log that grows: how far, and how long each took.
+# Progress and step times in a growing log.
 
 # `{ Epoch:[  1/  2], step:[   37/   40], loss:[...], per_step_time: 309ms, ...` of MindFormers' MFLossMonitor.
 _STEP = re.compile(
@@ -44,12 +44,12 @@ MAX_TIMES = 256
 
 
 class StepScanner:
-    """Takes a log in blocks and keeps the last step and the last times; a line that is cut counts once whole.
+    """Incremental scanner of a log for training steps, which is fed in blocks.
 
     Attributes:
-        step: the last one, from 1, over all epochs; 0 for none.
-        num_steps: of the whole training; 0 while unknown.
-        times_ns: of the last steps, the first one left out.
+        step: last step, from 1, over all epochs; 0 for none.
+        num_steps: steps of the complete training; 0 while unknown.
+        times_ns: times of the latest steps, without the first step.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class StepScanner:
         self.times_ns: deque[int] = deque(maxlen=MAX_TIMES)
 
     def feed(self, block: bytes) -> None:
-        """Read the next block of the log, which may end in the middle of a line."""
+        """Scan the next block of the log, which may end within a line."""
         block = self._carry + block
         end = block.rfind(b"\n") + 1
         self._carry = block[end:][-MAX_CARRY_BYTES:]

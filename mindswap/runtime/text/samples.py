@@ -1,4 +1,4 @@
-"""Documents to samples of equal length."""
+"""Convert documents to samples of equal length."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ from mindswap.config.nodes import Document
 from mindswap.errors import DataError
 from mindswap.runtime.text.tokenizing import Tokenizer
 
-# Which texts to read, and their bytes in blocks.
+# Text files and their content in blocks.
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".tokens")
 BLOCK_BYTES = 1 << 20
@@ -22,10 +22,10 @@ BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class TextSource:
-    """One document."""
+    """Source of one document."""
 
     path: Path | None  # its file; None is the standard input
-    size_bytes: int | None = None  # None where it is not known before the end (pipes, the standard input)
+    size_bytes: int | None = None  # None if unknown (pipes, the standard input)
 
     @property
     def name(self) -> str:
@@ -34,13 +34,13 @@ class TextSource:
 
 
 def find_text_sources(names: list[str]) -> list[TextSource]:
-    """The documents behind files, folders and '-', in the order given; folders sorted by path.
+    """Find the documents in files, folders and '-', in the given order; folders are sorted by path.
 
-    In folders only TEXT_SUFFIXES count, and names with a leading dot are left out. A file that is
-    named itself may have any suffix, and what is named twice is read twice.
+    In folders only files with TEXT_SUFFIXES are read, and hidden ones are skipped. Files in `names` may have any
+    suffix, and repeated names are read repeatedly.
 
     Raises:
-        DataError: names that do not exist or hold no text, all at once.
+        DataError: if names do not exist or have no text; lists all of them.
     """
     sources: list[TextSource] = []
     problems = []
@@ -86,10 +86,10 @@ def _source(path: Path) -> TextSource:
 
 
 def read_blocks(source: TextSource, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """The bytes of a document, block by block.
+    """Yield the bytes of a document in blocks.
 
     Raises:
-        DataError: it cannot be read, or holds a NUL byte, so it is no text.
+        DataError: if it cannot be read, or contains a NUL byte and is no text.
     """
     offset = 0
     try:
@@ -107,7 +107,7 @@ def read_blocks(source: TextSource, block_bytes: int = BLOCK_BYTES) -> Iterator[
         raise DataError(f"{source.name}: cannot be read at byte {offset}: {error.strerror}") from error
 
 
-# What the legacy models of MindFormers read, and the newer ones (BlendedMegatronDatasetDataLoader gives the same four).
+# Columns of the legacy models of MindFormers, and of the newer ones (as of BlendedMegatronDatasetDataLoader).
 LEGACY_COLUMNS = ("input_ids",)
 SLICED_COLUMNS = ("input_ids", "labels")
 NEWER_COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids")
@@ -117,7 +117,7 @@ TAKES_COLUMNS = ("ChatGLM2Config",)
 
 
 def data_columns(document: Document) -> tuple[str, ...]:
-    """Columns that the model of a configuration reads."""
+    """Return the names of the data columns that the model of a configuration reads."""
     if not document.is_legacy:
         return NEWER_COLUMNS
     model = ("model", "model_config")
@@ -126,19 +126,19 @@ def data_columns(document: Document) -> tuple[str, ...]:
 
 
 def vocabulary_size(document: Document) -> int:
-    """Tokens that the model knows; 1 where the configuration does not say it."""
+    """Return the vocabulary size of the model; 1 if the configuration does not have it."""
     names = ("vocab_size", "padded_vocab_size")
     return max(document.count("model", "model_config", name) for name in names)
 
 
 @dataclass
 class SampleCounts:
-    """Counts of `read_samples` so far."""
+    """Running counts of `read_samples`."""
 
-    num_samples: int = 0  # samples handed out
-    num_tokens: int = 0  # of all documents, one eos after each included
-    num_documents: int = 0  # documents that hold any text; empty ones are passed over
-    num_text_bytes: int = 0  # their bytes
+    num_samples: int = 0  # samples returned
+    num_tokens: int = 0  # tokens of all documents, including one eos after each
+    num_documents: int = 0  # documents that are not empty
+    num_text_bytes: int = 0  # size of all documents
 
 
 def read_samples(
@@ -148,16 +148,22 @@ def read_samples(
     counts: SampleCounts,
     on_bytes: Callable[[int], object] = lambda num_bytes: None,
 ) -> Iterator["array[int]"]:
-    """All documents one after the other, an eos after each, cut into samples; what is left over is dropped.
+    """Concatenate all documents, with an eos after each, and split them into samples; the remainder is dropped.
 
-    Holds one block of text, and one sample, at a time. `counts` are kept up to date; `on_bytes` is called with the size
-    of every block read.
+    Only one block of text and one sample are in memory at a time.
+
+    Args:
+        sources: the documents.
+        tokenizer: converts text to tokens.
+        sample_length: tokens per sample.
+        counts: updated while reading.
+        on_bytes: function called with the size of every block.
 
     Yields:
-        Whole samples, one or several in one array of type code 'i', shape (n * sample_length,).
+        One or more samples in an array of type code 'i', shape (n * sample_length,).
 
     Raises:
-        DataError: a text that cannot be read or decoded.
+        DataError: if a text cannot be read or decoded.
     """
 
     def blocks(source: TextSource) -> Iterator[bytes]:
@@ -187,9 +193,14 @@ def read_samples(
 
 
 def cut_columns(tokens: "array[int]", num_columns: int) -> "array[int]":
-    """One sample in columns: tokens, the tokens that follow them, a mask that takes all, positions.
+    """Split a sample into columns: tokens, next tokens, a mask of ones, positions.
 
-    From shape (seq_length + 1,) to (num_columns * seq_length,), type code 'i'; one column has all tokens.
+    Args:
+        tokens: shape (seq_length + 1,), type code 'i'.
+        num_columns: number of columns; a single column has all tokens.
+
+    Returns:
+        The columns in sequence, shape (num_columns * seq_length,), type code 'i'.
     """
     if num_columns == 1:
         return tokens
