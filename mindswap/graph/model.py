@@ -67,7 +67,7 @@ class Node:
     cell_path: str
     scope: str  # scope as the compiler writes it, unique in its function
     inputs: tuple[str, ...]  # names of nodes or function parameters
-    outputs: tuple[TensorType, ...]  # types of the outputs, flat; empty where the compiler gives none
+    outputs: tuple[TensorType, ...]  # types of all outputs; empty where the compiler states none
     attributes: Mapping[str, object]
     is_recomputed: bool = False  # forward: in a recomputed scope; backward: same as `is_duplicate`
     is_duplicate: bool = False  # backward only: a recomputed copy of a forward operator

@@ -129,7 +129,7 @@ def ring_ops(
         if one.before:
             compute(_kernels_ns(one.before, time_ns), wait_op)
             wait_op = NO_OP
-        for _ in range(one.num_gradient_reductions):
+        for _ in range(one.num_ring_exchanges):
             ops.append(BlockOp(f"{op.label} {RING}", OpKind.COLLECTIVE, exchange_ns, begin + len(ops) - 1, RING))
         attention_ns = time_ns(Work(one.flops, 0, 0), op.op)
         compute(attention_ns + _kernels_ns(one.after, time_ns), wait_op)

@@ -54,7 +54,7 @@ def test_rounds_of_forward():
     """Keys and values go round twice; 5 parts of the work: 1 in the first round, 2 in each other one."""
     first, second, last = list_rounds(True, 3, 500, OPERANDS, 8, is_fused=True)
     take, give = RingKernel("Split", 320), RingKernel("Concat", 320)
-    assert [(one.before, one.num_gradient_reductions, one.flops) for one in (first, second, last)] == [
+    assert [(one.before, one.num_ring_exchanges, one.flops) for one in (first, second, last)] == [
         ((give,), 1, 100), ((take, give), 1, 200), ((take,), 0, 200),
     ]  # fmt: skip
     assert first.after == () and second.after == last.after != ()
@@ -65,14 +65,14 @@ def test_rounds_of_backward():
     rounds = list_rounds(False, 3, 500, OPERANDS, 8, is_fused=True)
     give, take = RingKernel("Concat", 320), RingKernel("Split", 320)
     joins = (RingKernel("Add", 2400), take, RingKernel("Add", 480))
-    assert [(one.before, one.num_gradient_reductions, one.flops, one.after) for one in rounds] == [
+    assert [(one.before, one.num_ring_exchanges, one.flops, one.after) for one in rounds] == [
         ((give,), 1, 200, ()), ((give, take), 2, 200, joins), ((give, take), 1, 100, joins),
     ]  # fmt: skip
 
 
 def test_one_rank_has_one_round():
     (only,) = list_rounds(True, 1, 500, OPERANDS, 8, is_fused=True)
-    assert (only.before, only.num_gradient_reductions, only.flops, only.after) == ((), 0, 500, ())
+    assert (only.before, only.num_ring_exchanges, only.flops, only.after) == ((), 0, 500, ())
 
 
 def test_what_joins_the_result_of_a_round_with_those_before():

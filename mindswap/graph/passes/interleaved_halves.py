@@ -206,7 +206,7 @@ class Round:
     """One round of ring attention."""
 
     before: tuple[RingKernel, ...]  # kernels before the exchange: split what was received, concatenate what is sent
-    num_gradient_reductions: int  # exchanges in parallel with attention
+    num_ring_exchanges: int  # exchanges in parallel with attention
     flops: int  # of attention
     after: tuple[RingKernel, ...]  # kernels that combine the result with that of the previous rounds
 

@@ -22,10 +22,10 @@ from mindswap.policy.resolve import Decision, LayerDecisions, Path
 class NodeSettings:
     """Settings of forward operators."""
 
-    recomputed: Set[str] = frozenset()  # names of nodes that run again in backward if backward needs them
-    # names of nodes that are recomputed if backward needs them
+    recomputed: Set[str] = frozenset()  # names of nodes that are recomputed if backward needs them
+    # prefetch distance in operators of the nodes whose outputs are swapped, by name
     prefetch: Mapping[str, int] = field(default_factory=dict)
-    # of these, the ones whose reader is recomputed though the graph does not have it
+    # names of swapped nodes that a recomputed operator reads which the compiler merged away
     swapped_recompute_inputs: Set[str] = frozenset()
 
     def of(self, node: Node) -> tuple[bool, int | None]:

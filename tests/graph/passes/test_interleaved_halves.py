@@ -198,7 +198,7 @@ def test_rounds_of_forward(is_fused, num_kernels, moved_bytes):
     assert first.before == (RingKernel("Concat", 400),)
     assert second.before == (RingKernel("Split", 400), RingKernel("Concat", 400))
     assert last.before == (RingKernel("Split", 400),)
-    assert [one.num_gradient_reductions for one in (first, second, last)] == [1, 1, 0]
+    assert [one.num_ring_exchanges for one in (first, second, last)] == [1, 1, 0]
     assert first.after == ()
     assert len(second.after) == len(last.after) == num_kernels
     assert sum(kernel.moved_bytes for kernel in second.after) == moved_bytes
@@ -209,7 +209,7 @@ def test_rounds_of_backward():
     rounds = list_rounds(False, 3, 500, operands, 64, False)
     assert [one.flops for one in rounds] == [200, 200, 100]  # its own keys come last
     # Keys and values in the first two rounds, their gradients in the last two.
-    assert [one.num_gradient_reductions for one in rounds] == [1, 2, 1]
+    assert [one.num_ring_exchanges for one in rounds] == [1, 2, 1]
     assert rounds[1].after == (RingKernel("Add", 2400), RingKernel("Split", 400), RingKernel("Add", 600))
 
 
