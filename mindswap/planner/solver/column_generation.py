@@ -249,8 +249,10 @@ class MasterProblem:
         return is_new
 
     def _price_columns(self, layer_class: int, dual_prices: DualPrices) -> Iterator[np.ndarray]:
-        """The best row if its items were independent, and without cells, which are not independent of what is in them;
-        what a change of one item makes better of the best one known.
+        """Yield columns that may improve the solution.
+
+        First the best one if its groups were independent, and without cells, which are not independent of what they
+        contain; then changes of one group of the best one known.
         """
         layer, costs = int(self.layers[layer_class][0]), self.stage_problem.costs
         ranked = [
