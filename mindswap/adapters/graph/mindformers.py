@@ -141,13 +141,9 @@ def choose_layers(
     decided = {index: resolve_layer(policy, index, built.trees[index]) for index in indices}
     # Settings without effect do not distinguish layers.
     effective = {
-        index: replace(mindformers_recompute, layer_index=0, overridden=(), inactive=())
-        for index, mindformers_recompute in decided.items()
+        index: replace(decisions, layer_index=0, overridden=(), inactive=()) for index, decisions in decided.items()
     }
-    layer_classes = [
-        (mindformers_recompute.layer, built.positions[index], mindformers_recompute)
-        for index, mindformers_recompute in effective.items()
-    ]
+    layer_classes = [(decisions.layer, built.positions[index], decisions) for index, decisions in effective.items()]
     return _sample_model_layers(layer_classes, indices, with_peak)
 
 

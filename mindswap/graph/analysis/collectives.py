@@ -149,13 +149,13 @@ class _Finder:
 
     def _gradient_reader(self, consumer: Node) -> Node | None:
         """Return the first operator that reads the gradient of the input of `consumer`."""
-        explicit_sums = {gradient.name for gradient in self._gradients_of_operand(consumer)}
-        names = set(explicit_sums)
+        gradient_names = {gradient.name for gradient in self._gradients_of_operand(consumer)}
+        names = set(gradient_names)
         for node in self.graph.backward:
             read = names.intersection(node.inputs if node.op == "MakeTuple" else node.inputs[:1])
             if read and node.op in VALUE_PASSING_OPS:
                 names.add(node.name)
-            elif node.name not in explicit_sums and is_kernel(node.op) and not names.isdisjoint(node.inputs):
+            elif node.name not in gradient_names and is_kernel(node.op) and not names.isdisjoint(node.inputs):
                 return node
         return None
 
@@ -192,12 +192,12 @@ def _sum_of(kind: str, result_bytes: int, num_ranks: int) -> Collective:
     return Collective(kind, result_bytes * (num_ranks if kind == "ReduceScatter" else 1), num_ranks)
 
 
-def _num_exchanging(redistribution: Redistribution, producer_type: Sequence[int], read: Sequence[int]) -> int:
+def _num_exchanging(redistribution: Redistribution, producer_shape: Sequence[int], read: Sequence[int]) -> int:
     """Return the number of ranks in an AllToAll: the product of the splits that are removed from each dimension.
 
     Args:
         redistribution: with the splits before and after.
-        producer_type: shape of the producer's output on one rank.
+        producer_shape: shape of the producer's output on one rank.
         read: shape of the reader's output on one rank.
     """
     if len(redistribution.before) == len(redistribution.after):
@@ -205,12 +205,12 @@ def _num_exchanging(redistribution: Redistribution, producer_type: Sequence[int]
             (before, after) for before, after in zip(redistribution.before, redistribution.after, strict=True)
         ]
     else:
-        block_splits = _block_splits(producer_type, redistribution.before, read, redistribution.after)
+        block_splits = _block_splits(producer_shape, redistribution.before, read, redistribution.after)
     return math.prod(before // math.gcd(before, after) for before, after in block_splits)
 
 
 def _block_splits(
-    producer_type: Sequence[int], before: Sequence[int], read: Sequence[int], after: Sequence[int]
+    producer_shape: Sequence[int], before: Sequence[int], read: Sequence[int], after: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Return the splits (before, after) of each group of dimensions that a reshape keeps, joins or separates.
 
@@ -218,8 +218,8 @@ def _block_splits(
     by 2, is read as an unsharded 4096 and a second dimension of 4096 split by 8. The groups are the sequence (4, 1) and
     the rest (2, 8).
     """
-    is_known = len(producer_type) == len(before) and len(read) == len(after)
-    full_shapes = [tuple(map(operator.mul, *side)) for side in ((producer_type, before), (read, after))]
+    is_known = len(producer_shape) == len(before) and len(read) == len(after)
+    full_shapes = [tuple(map(operator.mul, *side)) for side in ((producer_shape, before), (read, after))]
     blocks = equal_blocks(*full_shapes) if is_known else None
     if blocks is None:
         return [(math.prod(before), 1)]

@@ -80,11 +80,11 @@ def find_unwritten(graph: Graph) -> dict[str, str]:
     Only direct readers count: a Reshape in between separates the kernels (a dry run of MindSpore 2.9.0 has
     GraphKernel_Mul, Reshape, GraphKernel_SiLUGrad).
     """
-    fused_readers = {}
+    readers_by_value = {}
     for node, reader, is_written in itertools.chain(*_pairs_of(graph)):
         if not is_written and node.name in reader.inputs:
-            fused_readers[node.name] = reader.name
-    return fused_readers
+            readers_by_value[node.name] = reader.name
+    return readers_by_value
 
 
 @functools.lru_cache(maxsize=2)  # a planner needs first the work, then the unwritten values
@@ -147,12 +147,12 @@ def min_recompute_work(
 def readers_of_saved(graph: Graph) -> Mapping[str, Sequence[Node]]:
     """Return the operators of backward that compute with the output of each forward operator."""
     readers, _ = _readers(graph.backward, set())
-    fused_readers: dict[str, list[Node]] = {}
+    readers_by_producer: dict[str, list[Node]] = {}
     for saved in graph.saved:
         producer = resolve_storage(graph, saved.forward_name).producer
         if producer is not None and readers.get(saved.backward_name):
-            fused_readers.setdefault(producer.name, []).extend(readers[saved.backward_name])
-    return fused_readers
+            readers_by_producer.setdefault(producer.name, []).extend(readers[saved.backward_name])
+    return readers_by_producer
 
 
 def _readers(
@@ -172,11 +172,11 @@ def _readers(
     is_saved_name = set(saved_names)
     for node in reversed(nodes):
         is_passed = node.op in VALUE_PASSING_OPS
-        readers_of_copy = readers.get(node.name, ()) if is_passed else (node,)
+        new_readers = readers.get(node.name, ()) if is_passed else (node,)
         for name in node.inputs:
             value_readers = readers.setdefault(name, [])
             if max_readers is None or len(value_readers) < max_readers:
-                value_readers.extend(readers_of_copy)
+                value_readers.extend(new_readers)
             if node.op == "MoveTo" or (is_passed and node.name in is_saved_name):
                 is_saved_name.add(name)
     return readers, is_saved_name
@@ -210,9 +210,9 @@ def merge_gathers(graph: Graph) -> Graph:
     its own.
     """
     groups = parallel_gathers(graph, "AllGather")
-    survivor = {group[0].name: replace(group[-1], name=group[0].name) for group in groups}
+    survivor_of = {group[0].name: replace(group[-1], name=group[0].name) for group in groups}
     name_of = {node.name: group[0].name for group in groups for node in group[1:]}
-    forward = (survivor.get(node.name, node) for node in graph.forward if node.name not in name_of)
+    forward = (survivor_of.get(node.name, node) for node in graph.forward if node.name not in name_of)
     return _merged(graph, tuple(node.with_renamed_inputs(name_of) for node in forward), name_of)
 
 
@@ -236,8 +236,8 @@ def _is_along_first(graph: Graph, gather: Node) -> bool:
     if operand is None or len(operand.outputs) != 1:
         return False
     shard, full = (
-        tuple(itertools.dropwhile(lambda size: size == 1, value_readers.shape))
-        for value_readers in (operand.outputs[0], gather.outputs[0])
+        tuple(itertools.dropwhile(lambda size: size == 1, tensor_type.shape))
+        for tensor_type in (operand.outputs[0], gather.outputs[0])
     )
     return shard[1:] == full[1:]
 
@@ -272,19 +272,19 @@ def _merge_forward(graph: Graph, settings_of: Callable[[Node], Hashable]) -> tup
     attributes = _attributes(graph)
     paths: dict[str, dict[str, None]] = {}  # of each remaining operator, in order
     for node in graph.forward:
-        readers_of_copy = node.with_renamed_inputs(name_of)
+        merged_node = node.with_renamed_inputs(name_of)
         key: Hashable = node.name
         if node.op == "TupleGetItem" or (node.paths and node.op not in RANDOM_OPS):
             key = (
                 node.layer_index,
                 node.op,
-                readers_of_copy.inputs,
+                merged_node.inputs,
                 node.outputs,
                 attributes[node.name],
                 settings_of(node),
             )
-        survivor = survivors.setdefault(key, readers_of_copy)
-        if survivor is not readers_of_copy:
+        survivor = survivors.setdefault(key, merged_node)
+        if survivor is not merged_node:
             name_of[node.name] = survivor.name
         if node.paths:
             paths.setdefault(survivor.name, {}).update(dict.fromkeys(node.paths))

@@ -242,10 +242,12 @@ class ForwardSplits:
 
     def _local_reshape_split(self, node: Node, source_split: Split) -> Split | None:
         """Return the split of the input of a rank-local Reshape: as many parts as the reader of its output requires."""
-        requested = [self.table.requested_split(user) for user in self.table.users[node.name] if is_local_reshape(user)]
+        requested_splits = [
+            self.table.requested_split(user) for user in self.table.users[node.name] if is_local_reshape(user)
+        ]
         return (
-            unsplit_one_dimension(source_split, num_shards(requested[0]))
-            if requested and requested[0] is not None
+            unsplit_one_dimension(source_split, num_shards(requested_splits[0]))
+            if requested_splits and requested_splits[0] is not None
             else None
         )
 
