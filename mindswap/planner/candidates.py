@@ -179,7 +179,7 @@ class _Walker:
         """
         found: dict[tuple[str, ...], bool] = {}
         for part, is_short in product(_parts(storages), (False, True)):
-            nodes = list(self._made_again(part, is_short))
+            nodes = list(self._recomputed_nodes(part, is_short))
             # But for all of it, some of these do not compile in two layers: "The pointer[context] is null".
             if (part is storages and not is_short) or not (self.is_newer and self._is_into_cell(nodes)):
                 path_index = self._recompute_path(nodes)
@@ -188,7 +188,9 @@ class _Walker:
 
     def is_within_reach(self, storages: list[SavedStorage]) -> bool:
         """Return whether operator names can recompute any of the storages from tensors kept anyway."""
-        return any(self._recompute_path(list(self._made_again(part, is_short=False))) for part in _parts(storages))
+        return any(
+            self._recompute_path(list(self._recomputed_nodes(part, is_short=False))) for part in _parts(storages)
+        )
 
     def cells_before(self, cell: str) -> set[str]:
         """Return the cells of the layer, outside the given one, whose outputs it reads."""
@@ -254,7 +256,7 @@ class _Walker:
                 return ()  # what the compiler put there goes with the operator that reads it
         return tuple(found)
 
-    def _made_again(self, storages: list[SavedStorage], is_short: bool) -> Iterator[Node]:
+    def _recomputed_nodes(self, storages: list[SavedStorage], is_short: bool) -> Iterator[Node]:
         """The operators from the names that backward holds back to values that are kept anyway.
 
         A short way ends at what makes more than it reads and nobody keeps, such as a cast to a wider type: what it

@@ -28,7 +28,7 @@ SMALL_PERMILLE = 2
 class Catalog:
     """Activation groups of a model with their costs. The first axis is the compiled layer."""
 
-    kinds: tuple[int, ...]  # compiled layer that stands for each layer of the model
+    layer_classes: tuple[int, ...]  # compiled layer that stands for each layer of the model
     # shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label
     groups: tuple[tuple[ActivationGroup, ...], ...]
     # freed_bytes, recompute_ns, copy_ns, conflicts, reads: as `DecisionCosts` has them; not writeable
@@ -52,7 +52,7 @@ class Catalog:
         state of the weights, and these are not the same.
         """
         path_indices = np.maximum(-assignment, 0)
-        across = self.is_across[np.array(self.kinds)[:, None], np.arange(assignment.shape[1]), path_indices]
+        across = self.is_across[np.array(self.layer_classes)[:, None], np.arange(assignment.shape[1]), path_indices]
         return bool((path_indices[:, self.is_cell] > 0).any() and across.any())
 
     def split_incompatible(self) -> tuple["Catalog", "Catalog"]:
@@ -70,7 +70,7 @@ class Catalog:
 
     def group(self, layer_index: int, position: int) -> ActivationGroup:
         """Return a group of a layer of the model."""
-        return self.groups[self.kinds[layer_index]][position]
+        return self.groups[self.layer_classes[layer_index]][position]
 
 
 def build_catalog(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None) -> Catalog:
@@ -103,15 +103,15 @@ def build_catalog(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     groups = tuple((WHOLE_LAYER, *(found.get(label, NO_GROUP) for label in labels)) for found in by_layer)
     num_recompute_paths = max(len(group.recompute_paths) for layer_groups in groups for group in layer_groups)
     shape = (len(groups), len(labels) + 1)
-    kinds, uses, merged = captured.sample.layer_map, find_consumers(model), find_merged_consumers(model)
+    layer_classes, uses, merged = captured.sample.layer_map, find_consumers(model), find_merged_consumers(model)
     freed_bytes = np.zeros((*shape, 1 + num_recompute_paths), np.int64)
     recompute_ns = np.zeros_like(freed_bytes)
     copy_ns = np.zeros(shape, np.int64)
     conflicts, reads = np.zeros((2, *shape, 1 + num_recompute_paths, shape[1]), bool)
-    unheld_roles = tuple(find_unheld_roles(model, kinds.index(position)) for position in range(len(groups)))
+    unheld_roles = tuple(find_unheld_roles(model, layer_classes.index(position)) for position in range(len(groups)))
     is_across, is_cell = np.zeros(freed_bytes.shape, bool), np.zeros(shape[1], bool)
     for position, layer_groups in enumerate(groups):
-        layer_index = kinds.index(position)
+        layer_index = layer_classes.index(position)
         if allow.recompute:
             # Full recompute would include pinned operators.
             has_whole = not model.layers.reads_caches and not allow.pinned
@@ -131,7 +131,7 @@ def build_catalog(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     for array in (freed_bytes, recompute_ns, copy_ns, conflicts, reads, is_across, is_cell):
         array.flags.writeable = False
     return Catalog(
-        kinds=kinds,
+        layer_classes=layer_classes,
         groups=groups,
         freed_bytes=freed_bytes,
         recompute_ns=recompute_ns,

@@ -42,8 +42,8 @@ def predict_effect(model: StepModel, policy: Policy, layer_index: int) -> LayerE
 
 def is_fully_effective(model: StepModel, policy: Policy) -> bool:
     """Every entry of a policy would have its effect in every layer that it names; no copy is for nothing."""
-    kinds = model.captured.sample.layer_map
-    layers = {(kind, layer_key(policy, index)): index for index, kind in enumerate(kinds)}
+    layer_classes = model.captured.sample.layer_map
+    layers = {(kind, layer_key(policy, index)): index for index, kind in enumerate(layer_classes)}
     effects = (predict_effect(model, policy, index) for index in layers.values())
     return all(effect.matches_policy and not effect.wasted for effect in effects)
 

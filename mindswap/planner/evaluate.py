@@ -121,8 +121,8 @@ def _extrapolate(problem: PlanProblem, policy: Policy, short_models: Sequence[St
     per_batch_ns = (step_ns - short_ns) / (counts[1] - counts[0])
     passes_per_batch_ns = (passes_ns - short_passes_ns) / (counts[1] - counts[0])
     round_ns = slowest_round_ns(steps[1].timeline, short_models[1].layout)
-    num_remaining = problem.model.layout.num_micro_batches - counts[1]
-    evaluation = replace(evaluation, step_time_ns=evaluation.step_time_ns + round(num_remaining * per_batch_ns))
+    num_extrapolated = problem.model.layout.num_micro_batches - counts[1]
+    evaluation = replace(evaluation, step_time_ns=evaluation.step_time_ns + round(num_extrapolated * per_batch_ns))
     return evaluation, passes_per_batch_ns * 1000 >= round_ns * (1000 - UNSTEADY_PERMILLE)
 
 

@@ -33,12 +33,12 @@ def explain_plan(model: StepModel, plan: Plan) -> list[str]:
     timeline = short_model(model)[0].simulate(plan.policy).timeline
     swapped, wasted = _by_label(planned, Placement.SWAPPED), _by_label(planned, Placement.WASTED)
     lines = [
-        _swap_line(timeline, label, found, _names(model, plan.policy, label, found.layers[0])[0])
-        for label, found in _in_order(swapped)
+        _swap_line(timeline, label, summary, _names(model, plan.policy, label, summary.layers[0])[0])
+        for label, summary in _in_order(swapped)
     ]
     lines += [
-        _wasted_line(label, found, *_names(model, plan.policy, label, found.layers[0]))
-        for label, found in _in_order(wasted)
+        _wasted_line(label, summary, *_names(model, plan.policy, label, summary.layers[0]))
+        for label, summary in _in_order(wasted)
     ]
     lines += _recompute_lines(plain, planned)
     lines += _kept_lines(planned)
@@ -68,7 +68,7 @@ def _placement(tensor: BlockTensor) -> Placement:
 
 
 @dataclass
-class _Found:
+class _LabelSummary:
     """Layers in which an operator makes something, and what it comes to in all of them together."""
 
     layers: list[int] = field(default_factory=list)
@@ -76,21 +76,21 @@ class _Found:
     recompute_ns: int = 0
 
 
-def _in_order(found: dict[Label, _Found]) -> list[tuple[Label, _Found]]:
-    return sorted(found.items(), key=lambda entry: str(entry[0]))
+def _in_order(summaries: dict[Label, _LabelSummary]) -> list[tuple[Label, _LabelSummary]]:
+    return sorted(summaries.items(), key=lambda entry: str(entry[0]))
 
 
-def _by_label(blocks: Sequence[Block], *placements: Placement) -> dict[Label, _Found]:
-    found: dict[Label, _Found] = {}
+def _by_label(blocks: Sequence[Block], *placements: Placement) -> dict[Label, _LabelSummary]:
+    summaries: dict[Label, _LabelSummary] = {}
     for layer, block in enumerate(blocks):
         sizes = Counter[Label]()
         for placement in placements:
             sizes.update(saved_by_label(block, placement))
         for label, size in sizes.items():
-            entry = found.setdefault(label, _Found())
+            entry = summaries.setdefault(label, _LabelSummary())
             entry.layers.append(layer)
             entry.size_bytes += size
-    return found
+    return summaries
 
 
 def _names(model: StepModel, policy: Policy, label: Label, layer: int) -> tuple[list[str], list[str]]:
@@ -103,51 +103,51 @@ def _names(model: StepModel, policy: Policy, label: Label, layer: int) -> tuple[
     return swapped, [name for name in names if name not in swapped]
 
 
-def _swap_line(timeline: Timeline, label: Label, found: _Found, names: list[str]) -> str:
+def _swap_line(timeline: Timeline, label: Label, summary: _LabelSummary, names: list[str]) -> str:
     program, copies = timeline.program, timeline.program.copies
-    own = np.array([program.labels[number] == label for number in copies.label]) & np.isin(copies.layer, found.layers)
-    away_ns = int(np.mean(timeline.in_start_ns[own] - timeline.release_ns[own]))
+    own = np.array([program.labels[number] == label for number in copies.label]) & np.isin(copies.layer, summary.layers)
+    offloaded_ns = int(np.mean(timeline.in_start_ns[own] - timeline.release_ns[own]))
     slack_ns = int(np.min(timeline.op_start_ns[copies.first_user_op[own]] - timeline.in_end_ns[own]))
     waits = timeline.stall_ns[np.isin(timeline.stall_copy, np.flatnonzero(own))]
     hidden = "no operator waits for it" if not waits.sum() else f"operators wait {format_time(int(waits.sum()))} for it"
     num_micro_batches = len(np.unique(copies.micro_batch[own]))
-    copied_bytes = int(copies.size_bytes[own].sum()) // num_micro_batches // len(found.layers)
+    copied_bytes = int(copies.size_bytes[own].sum()) // num_micro_batches // len(summary.layers)
     # What a pipeline stage sends away is not copied; what is swapped under two names is copied twice.
-    away_bytes = min(found.size_bytes // len(found.layers), copied_bytes)
-    more = "" if copied_bytes == away_bytes else f", {format_bytes(copied_bytes)} are copied"
+    offloaded_bytes = min(summary.size_bytes // len(summary.layers), copied_bytes)
+    more = "" if copied_bytes == offloaded_bytes else f", {format_bytes(copied_bytes)} are copied"
     name = "" if names in ([], [str(label)]) else f" (as {', '.join(names)})"
     return (
-        f"swap {label}{name} in {_in_words(found.layers)}: {format_bytes(away_bytes)} of a layer are away for "
-        f"{format_time(away_ns)} on average{more}; a copy takes "
+        f"swap {label}{name} in {_in_words(summary.layers)}: {format_bytes(offloaded_bytes)} of a layer are away for "
+        f"{format_time(offloaded_ns)} on average{more}; a copy takes "
         f"{format_time(int(np.max(copies.out_ns[own])))} out, {format_time(int(np.max(copies.in_ns[own])))} back and "
         f"ends at least {format_time(slack_ns)} before its use; {hidden}"
     )
 
 
-def _wasted_line(label: Label, found: _Found, swapped: list[str], others: list[str]) -> str:
+def _wasted_line(label: Label, summary: _LabelSummary, swapped: list[str], others: list[str]) -> str:
     stays = f" as {', '.join(others)}" if others else ""
     return (
-        f"copy {label} in {_in_words(found.layers)} for nothing: "
-        f"{format_bytes(found.size_bytes // len(found.layers))} of a layer go with {', '.join(swapped) or str(label)}, "
-        f"which is swapped for something else, and stay{stays}"
+        f"copy {label} in {_in_words(summary.layers)} for nothing: "
+        f"{format_bytes(summary.size_bytes // len(summary.layers))} of a layer go with "
+        f"{', '.join(swapped) or str(label)}, which is swapped for something else, and stay{stays}"
     )
 
 
 def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[str]:
     """Bytes no longer there between forward and backward, and the cost of running again; equal layers once."""
-    found: dict[Label, _Found] = {}
+    summaries: dict[Label, _LabelSummary] = {}
     for layer, (before, after) in enumerate(zip(plain, planned, strict=True)):
         there = set().union(*(saved_by_label(after, placement) for placement in Placement))
         gone = {label: size for label, size in saved_by_label(before, Placement.KEPT).items() if label not in there}
         cost = _recompute_ns(after)
         cost.subtract(_recompute_ns(before))
         for label in dict.fromkeys((*gone, *(label for label, ns in cost.items() if ns > 0))):
-            entry = found.setdefault(label, _Found())
+            entry = summaries.setdefault(label, _LabelSummary())
             entry.layers.append(layer)
             entry.size_bytes += gone.get(label, 0)
             entry.recompute_ns += max(0, cost.get(label, 0))
     lines = []
-    for label, entry in found.items():
+    for label, entry in summaries.items():
         num = len(entry.layers)
         frees = f"frees {format_bytes(entry.size_bytes // num)} of a layer" if entry.size_bytes else "is read again"
         takes = f"{format_time(entry.recompute_ns // num)} of a layer" if entry.recompute_ns else "no time"
@@ -157,20 +157,21 @@ def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[s
 
 
 def _recompute_ns(block: Block) -> Counter[Label]:
-    found: Counter[Label] = Counter()
+    durations_ns: Counter[Label] = Counter()
     for op in block.backward:
         if op.kind is OpKind.RECOMPUTE:
-            found[op.label] += op.duration_ns
-    return found
+            durations_ns[op.label] += op.duration_ns
+    return durations_ns
 
 
 def _kept_lines(planned: Sequence[Block]) -> list[str]:
     kept = _by_label(planned, Placement.KEPT, Placement.WASTED)
     largest = sorted(kept.items(), key=lambda entry: -entry[1].size_bytes)[:NUM_KEPT]
     return [
-        f"keep {label} in {_in_words(found.layers)}: {format_bytes(found.size_bytes // len(found.layers))} of a layer"
-        for label, found in largest
-        if found.size_bytes
+        f"keep {label} in {_in_words(summary.layers)}: "
+        f"{format_bytes(summary.size_bytes // len(summary.layers))} of a layer"
+        for label, summary in largest
+        if summary.size_bytes
     ]
 
 

@@ -30,20 +30,20 @@ class LayerAssignments:
         self.effect_predictor = EffectPredictor(model)
         fixed = model.layers.fixed
         self._fixed_distances = {entry.prefetch for entry in fixed.op_swap} if fixed is not None else set[int]()
-        self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
+        self._holder_names: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
         self._blocks: dict[tuple[int, bytes], Block] = {}
         self._assignment_cost: dict[tuple[int, bytes], AssignmentCost] = {}
         self._idle: dict[tuple[int, bytes], frozenset[str]] = {}
 
     def recompute(self, layer_index: int, decisions: np.ndarray) -> Policy:
         """Return a policy with the recompute entries of the decisions."""
-        found = np.flatnonzero(decisions < KEEP).tolist()
-        return recompute_policy([(self.catalog.group(layer_index, i), -int(decisions[i])) for i in found])
+        recomputed = np.flatnonzero(decisions < KEEP).tolist()
+        return recompute_policy([(self.catalog.group(layer_index, i), -int(decisions[i])) for i in recomputed])
 
     def recomputed_names(self, layer_index: int, decisions: np.ndarray) -> tuple[str, ...]:
         """Return the recomputed cells and operators; `ALL_OPERATORS` for the whole layer."""
-        found = np.flatnonzero(decisions < KEEP).tolist()
-        named = [recomputed_names_of(self.catalog.group(layer_index, i), -int(decisions[i])) for i in found]
+        recomputed = np.flatnonzero(decisions < KEEP).tolist()
+        named = [recomputed_names_of(self.catalog.group(layer_index, i), -int(decisions[i])) for i in recomputed]
         return tuple(dict.fromkeys(name for names in named for name in names))
 
     def ineffective_names(self, layer_index: int, decisions: np.ndarray) -> IneffectiveNames:
@@ -61,7 +61,7 @@ class LayerAssignments:
         """
         named, key = (
             self._named(layer_index, decisions),
-            (self.catalog.kinds[layer_index], np.minimum(decisions, KEEP).tobytes()),
+            (self.catalog.layer_classes[layer_index], np.minimum(decisions, KEEP).tobytes()),
         )
         if named and key not in self._idle:
             every = self._named(layer_index, np.where(decisions == KEEP, 1, decisions))
@@ -91,7 +91,7 @@ class LayerAssignments:
         if not swapped:
             return
         uses, recomputed = (
-            self.catalog.merged[self.catalog.kinds[layer_index]],
+            self.catalog.merged[self.catalog.layer_classes[layer_index]],
             self.recomputed_names(layer_index, decisions),
         )
         holding = {
@@ -106,19 +106,19 @@ class LayerAssignments:
 
     def policy(self, assignment: np.ndarray) -> Policy:
         """Return the policy of an assignment, int64 of shape (num_layers, num_groups), for all layers of the model."""
-        whole: list[int] = []
+        full_recompute_layers: list[int] = []
         swaps: dict[tuple[str, int], list[int]] = {}
-        again: dict[str, list[int]] = {}
+        recompute_layers: dict[str, list[int]] = {}
         for layer, decisions in enumerate(assignment):
             if decisions[0] < KEEP:
-                whole.append(layer)
+                full_recompute_layers.append(layer)
                 continue
             ineffective_names = self.ineffective_names(layer, decisions)
             idle = set(map(exact_pattern, ineffective_names.recompute))
             for entry in self.recompute(layer, decisions).select_recompute:
                 if entry.pattern in idle:
                     continue
-                again.setdefault(entry.pattern, []).append(layer)
+                recompute_layers.setdefault(entry.pattern, []).append(layer)
             for name, distance in self._named(layer, decisions).items():
                 if name not in ineffective_names.swap:
                     swaps.setdefault((exact_pattern(name), distance), []).append(layer)
@@ -129,8 +129,10 @@ class LayerAssignments:
         return Policy(
             True,
             op_swap=tuple(OpSwap(pattern, layers_of(where), p) for (pattern, p), where in sorted(swaps.items())),
-            layer_recompute=layers_of(whole),
-            select_recompute=tuple(OpRecompute(pattern, layers_of(where)) for pattern, where in sorted(again.items())),
+            layer_recompute=layers_of(full_recompute_layers),
+            select_recompute=tuple(
+                OpRecompute(pattern, layers_of(where)) for pattern, where in sorted(recompute_layers.items())
+            ),
         )
 
     def effective(self, layer_index: int, decisions: np.ndarray) -> np.ndarray:
@@ -145,26 +147,26 @@ class LayerAssignments:
 
     def keeper_names(self, layer_index: int, decisions: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
         """Return, by tensor label, the names under which backward holds it given the recompute of the decisions."""
-        key = (self.catalog.kinds[layer_index], np.minimum(decisions, KEEP).tobytes())
-        if key not in self._keepers:
-            self._keepers[key] = self.model.keeper_names(self.recompute(layer_index, decisions), layer_index)
-        return self._keepers[key]
+        key = (self.catalog.layer_classes[layer_index], np.minimum(decisions, KEEP).tobytes())
+        if key not in self._holder_names:
+            self._holder_names[key] = self.model.keeper_names(self.recompute(layer_index, decisions), layer_index)
+        return self._holder_names[key]
 
     def block(self, layer_index: int, decisions: np.ndarray) -> Block:
         """Return the compiled block of the layer with its recompute and swap."""
-        key = (self.catalog.kinds[layer_index], decisions.tobytes())
+        key = (self.catalog.layer_classes[layer_index], decisions.tobytes())
         if key not in self._blocks:
             self._blocks[key] = self._make_block(layer_index, decisions)
         return self._blocks[key]
 
     def assignment_cost(self, layer_index: int, decisions: np.ndarray) -> AssignmentCost:
         """Return the cost of the decisions, from the compiled block."""
-        near = np.minimum(decisions, 1)
-        key = (self.catalog.kinds[layer_index], near.tobytes())
+        without_distances = np.minimum(decisions, 1)
+        key = (self.catalog.layer_classes[layer_index], without_distances.tobytes())
         if key not in self._assignment_cost:
             plain, unheld_roles = self.block(layer_index, np.zeros_like(decisions)), self.catalog.unheld_roles[key[0]]
             self._assignment_cost[key] = _assignment_cost(
-                self.model, unheld_roles, plain, self.block(layer_index, near)
+                self.model, unheld_roles, plain, self.block(layer_index, without_distances)
             )
         return self._assignment_cost[key]
 

@@ -80,8 +80,10 @@ def solve_linear(
     program.a_matrix_.index_ = np.array([at for row in rows for at in row], np.int32)
     program.a_matrix_.value_ = np.array([factor for row in rows for factor in row.values()], float)
     if num_integers:
-        kinds = highspy.HighsVarType
-        program.integrality_ = [kinds.kInteger] * num_integers + [kinds.kContinuous] * (num_variables - num_integers)
+        variable_types = highspy.HighsVarType
+        program.integrality_ = [variable_types.kInteger] * num_integers + [variable_types.kContinuous] * (
+            num_variables - num_integers
+        )
     solver.passModel(program)
     solver.run()
     if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:

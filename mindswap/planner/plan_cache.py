@@ -76,7 +76,7 @@ class PlanCache:
                 if not self._is_enough(best, enough_ns + enough_ns // FAR_PART):
                     nearby_bytes = budget_bytes * permille // 1000
                     candidate = self._solve(nearby_bytes, self._enough_ns(nearby_bytes))
-                    best = min(best, candidate, *self.evaluated, key=lambda one: one.rank(budget_bytes))
+                    best = min(best, candidate, *self.evaluated, key=lambda plan: plan.rank(budget_bytes))
             return best if self._is_enough(best, enough_ns) else self._mixed(best, budget_bytes)
         # The plan of least memory is the same for every budget; another plan that came closer may depend on the order.
         nearest = self.min_memory if self.min_memory is not None and self.min_memory.is_on_host else self.nearest
@@ -99,7 +99,7 @@ class PlanCache:
         return self.progress.is_stopped or is_close
 
     def _fastest(self, budget_bytes: int, candidates: Iterable[Candidate]) -> Candidate | None:
-        return min((one for one in candidates if one.fits(budget_bytes)), key=_time_of, default=None)
+        return min((plan for plan in candidates if plan.fits(budget_bytes)), key=_time_of, default=None)
 
     def _solve(self, budget_bytes: int, enough_ns: int = 0) -> Candidate:
         """Solve for a budget; solve once more for a smaller one if the whole step slightly exceeds it."""
@@ -123,12 +123,12 @@ class PlanCache:
 
     def _mixed(self, best: Candidate, budget_bytes: int) -> Candidate:
         """Combine plans that fit with faster ones that need more memory; return the best."""
-        low_memory = [one for one in self.evaluated if one.fits(budget_bytes)]
-        high_memory = [one for one in self.evaluated if one.is_on_host and not one.fits(budget_bytes)]
-        nearest = sorted(high_memory, key=lambda one: one.peak_bytes)[:NUM_NEIGHBOURS]
+        low_memory = [plan for plan in self.evaluated if plan.fits(budget_bytes)]
+        high_memory = [plan for plan in self.evaluated if plan.is_on_host and not plan.fits(budget_bytes)]
+        nearest = sorted(high_memory, key=lambda plan: plan.peak_bytes)[:NUM_NEIGHBOURS]
         for high, low in product(nearest, sorted(low_memory, key=_time_of)[:NUM_NEIGHBOURS]):
             if high.step_time_ns < best.step_time_ns and not self.progress.is_stopped:
-                best = min(best, self._mix(low, high, budget_bytes), key=lambda one: one.rank(budget_bytes))
+                best = min(best, self._mix(low, high, budget_bytes), key=lambda plan: plan.rank(budget_bytes))
         return best
 
     def _mix(self, low_memory: Candidate, high_memory: Candidate, budget_bytes: int) -> Candidate:
@@ -138,7 +138,7 @@ class PlanCache:
         tried_bytes, best = budget_bytes, low_memory
         for _ in range(NUM_TRIES):
             candidate = self._replay(self.solver.mix(low_memory.assignment, high_memory.assignment, tried_bytes))
-            best = min(best, candidate, key=lambda one: one.rank(budget_bytes))
+            best = min(best, candidate, key=lambda plan: plan.rank(budget_bytes))
             if candidate.fits(budget_bytes) or self.progress.is_stopped:
                 break
             tried_bytes -= max(1, candidate.peak_bytes - budget_bytes)

@@ -58,14 +58,14 @@ class _ModelProblem(StageProblem):
             for label in group.producers
             for name in label
         }
-        kinds = [catalog.kinds[layer] for layer in self.layers]
+        layer_classes = [catalog.layer_classes[layer] for layer in self.layers]
         self.costs = DecisionCosts(
-            freed_bytes=catalog.freed_bytes[kinds],
-            recompute_ns=catalog.recompute_ns[kinds],
-            copy_ns=catalog.copy_ns[kinds],
+            freed_bytes=catalog.freed_bytes[layer_classes],
+            recompute_ns=catalog.recompute_ns[layer_classes],
+            copy_ns=catalog.copy_ns[layer_classes],
             num_in_flight=in_flight,
-            conflicts=catalog.conflicts[kinds],
-            reads=catalog.reads[kinds],
+            conflicts=catalog.conflicts[layer_classes],
+            reads=catalog.reads[layer_classes],
             is_cell=catalog.is_cell,
         )
         self._layer_assignments = layer_assignments

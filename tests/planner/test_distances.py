@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mindswap.planner.solver.improve import by_row, piecewise
+from mindswap.planner.solver.improve import by_layer_assignment, piecewise
 
 # The third of five layers swaps nothing; distances that the copies of the others need.
 CHOICE = np.array([[0, 5, 5], [0, 5, -1], [0, 0, -1], [0, 5, 0], [0, 5, 0]])
@@ -31,5 +31,5 @@ def test_a_distance_is_at_least_one():
 def test_one_distance_for_each_item_of_equal_rows():
     """Layers 3 and 4 are alike and need 3 and 2; layers 0 and 1 differ in what runs again."""
     expected = [[0, 9, 7], [0, 8, -1], [0, 0, -1], [0, 3, 0], [0, 3, 0]]
-    assert by_row(CHOICE, NEEDED).tolist() == expected
-    assert by_row(CHOICE, NEEDED * 0).max() == 1
+    assert by_layer_assignment(CHOICE, NEEDED).tolist() == expected
+    assert by_layer_assignment(CHOICE, NEEDED * 0).max() == 1

@@ -854,7 +854,7 @@ def problem(model, budget_bytes: int) -> PlanProblem:
 
 def random_choice(catalog: Catalog, chance: random.Random) -> np.ndarray:
     """Each item of the first layers, as many as chance will have it, is kept, swapped or made again."""
-    freed = catalog.freed_bytes[list(catalog.kinds)]
+    freed = catalog.freed_bytes[list(catalog.layer_classes)]
     assignment = np.zeros(freed.shape[:2], np.int64)
     for group in range(1, freed.shape[1]):
         ways = np.flatnonzero(freed[0, group] > 0).tolist()

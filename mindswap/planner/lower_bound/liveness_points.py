@@ -47,14 +47,14 @@ class Liveness:
     pairs: Mapping[tuple[int, int], tuple[int, int]]
 
     def liveness_points(
-        self, stage: int, static_bytes: int, alike: Mapping[int, Hashable]
+        self, stage: int, static_bytes: int, layer_classes: Mapping[int, Hashable]
     ) -> tuple[LivenessPoint, ...]:
         """Moments of a stage at which what is there is most, however much of what waits is kept.
 
         Args:
             stage: which one.
             static_bytes: its static memory.
-            alike: layer of the stage -> what it is like.
+            layer_classes: layer of the stage -> what it is like.
         """
         begin, end = self.program.stage_starts[stage : stage + 2].tolist()
         kind, is_layer = self.program.ops.kind[begin:end], self.program.ops.layer[begin:end] >= 0
@@ -62,11 +62,11 @@ class Liveness:
         found = []
         for position in upper_hull(self.waiting_bytes[begin:end], self.fixed_bytes[begin:end]):
             op = begin + position
-            there = Counter(layer for (layer, _), (first, last) in self.pairs.items() if first < op < last)
-            own: dict[Hashable, int] = {}
-            for layer, like in alike.items():
-                own[like] = min(own.get(like, there[layer]), there[layer])
-            found.append(LivenessPoint(int(self.fixed_bytes[op]) + static_bytes, own, position > last_forward))
+            num_pending = Counter(layer for (layer, _), (first, last) in self.pairs.items() if first < op < last)
+            min_pending: dict[Hashable, int] = {}
+            for layer, layer_class in layer_classes.items():
+                min_pending[layer_class] = min(min_pending.get(layer_class, num_pending[layer]), num_pending[layer])
+            found.append(LivenessPoint(int(self.fixed_bytes[op]) + static_bytes, min_pending, position > last_forward))
         return tuple(found)
 
 
@@ -113,10 +113,10 @@ def _all_swapped(model: StepModel, num_micro_batches: int, unmoved: Set[Label]) 
 def _certain(program: Program) -> tuple[np.ndarray, np.ndarray]:
     """Operators of the compute stream from which and up to which each interval is there with every policy."""
     ops, intervals, copies = program.ops, program.intervals, program.copies
-    comes_back, leaves = intervals.begin < 0, intervals.end < 0
+    is_prefetched, is_offloaded = intervals.begin < 0, intervals.end < 0
     begin, end = intervals.begin.copy(), intervals.end.copy()
-    begin[comes_back] = copies.first_user_op[~begin[comes_back]]
-    end[leaves] = copies.producer_op[~end[leaves]]
+    begin[is_prefetched] = copies.first_user_op[~begin[is_prefetched]]
+    end[is_offloaded] = copies.producer_op[~end[is_offloaded]]
     # What communication makes is there when somebody has waited for it, what it reads until it begins.
     is_own, position = ops.kind >= OpKind.COLLECTIVE, np.arange(len(ops))
     first_waits = np.full(len(ops), NEVER)

@@ -12,7 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from mindswap.planner.solver.column_generation import MasterProblem, front_loaded, interleaved
-from mindswap.planner.solver.improve import SMALL_PROBLEM_DECISIONS, by_row, hiding_time_ns, improve, piecewise
+from mindswap.planner.solver.improve import (
+    SMALL_PROBLEM_DECISIONS,
+    by_layer_assignment,
+    hiding_time_ns,
+    improve,
+    piecewise,
+)
 from mindswap.planner.solver.search import Progress, Search, Stop
 from mindswap.planner.stage_problem import KEEP, Score, StageProblem
 
@@ -79,7 +85,7 @@ class _Solver:
         self.search = search
         self.stage_problem = search.stage_problem
         self.costs = search.stage_problem.costs
-        self.found: list[_ScoredAssignment] = []
+        self.scored_assignments: list[_ScoredAssignment] = []
         # the best assignments so far, kept as starts of the local search if none of them fits
         self.infeasible_starts: list[np.ndarray] = []
         self.masters: dict[float, MasterProblem] = {}  # the last one of each utilization
@@ -110,12 +116,12 @@ class _Solver:
         self.distance = max(1, num_ops // max(1, micro_batches * self.costs.num_layers))
         self.initial_bytes = self.deficit_bytes
         self._search_utilizations()
-        self.found.sort(key=_score_of)
+        self.scored_assignments.sort(key=_score_of)
         is_infeasible, nearest = not self._fits, self._nearest
         if is_infeasible:
             self.search.max_evaluations = min(limit, self.search.num_evaluations + MAX_INFEASIBLE_EVALUATIONS)
         best_per_utilization: dict[float, np.ndarray] = {}  # best assignment of each utilization
-        for _, link_utilization, assignment in self.found:
+        for _, link_utilization, assignment in self.scored_assignments:
             best_per_utilization.setdefault(link_utilization, assignment)
         is_small = self.costs.copy_ns.size <= SMALL_PROBLEM_DECISIONS
         others = list(best_per_utilization.values()) if is_small else self.infeasible_starts if is_infeasible else []
@@ -168,14 +174,16 @@ class _Solver:
         for utilizations in (lower, higher):
             num_worse = 0
             for link_utilization in utilizations:
-                before = min(self.found, key=_score_of)
+                before = min(self.scored_assignments, key=_score_of)
                 self._search_at(link_utilization)
-                num_worse += self._fits and min(self.found, key=_score_of) is before
+                num_worse += self._fits and min(self.scored_assignments, key=_score_of) is before
                 if num_worse >= MAX_WORSE and not is_small:
                     break
-            if not self._fits or (min(self.found, key=_score_of).link_utilization < first and not is_small):
+            if not self._fits or (
+                min(self.scored_assignments, key=_score_of).link_utilization < first and not is_small
+            ):
                 break  # lower utilizations are better, or nothing fits
-        best = min(self.found, key=_score_of).link_utilization
+        best = min(self.scored_assignments, key=_score_of).link_utilization
         self.master = self.masters.get(best, self.master)
         self.master.arrange = front_loaded
         self._correct_deficit(best)
@@ -190,11 +198,11 @@ class _Solver:
             FIRST_UTILIZATION,
             *(link_utilization for link_utilization in HIGHER_UTILIZATIONS if link_utilization < max_utilization),
         ):
-            before = min(self.found, key=_score_of, default=None)
+            before = min(self.scored_assignments, key=_score_of, default=None)
             self._evaluate_at(link_utilization, self.max_freed_bytes - self.max_freed_bytes // SMALL_CORRECTION)
-            if self.search.is_exhausted or (self._fits and min(self.found, key=_score_of) is before):
+            if self.search.is_exhausted or (self._fits and min(self.scored_assignments, key=_score_of) is before):
                 break
-        best = min(self.found, key=_score_of)
+        best = min(self.scored_assignments, key=_score_of)
         return best.link_utilization if best.score.fits else FIRST_UTILIZATION
 
     def _search_first(self, link_utilization: float) -> None:
@@ -207,10 +215,10 @@ class _Solver:
         initial_bytes = self.initial_bytes
         for is_uncoupled in (True, False) if self.costs.reads.any() else (False,):
             self.master = self.master.changed(is_uncoupled=is_uncoupled)
-            self.initial_bytes, begin = initial_bytes, len(self.found)
+            self.initial_bytes, begin = initial_bytes, len(self.scored_assignments)
             for fraction in (1.0, FALLBACK_FRACTION):
                 self._search_at(link_utilization * fraction)
-                best = min(self.found[begin:], key=_score_of)
+                best = min(self.scored_assignments[begin:], key=_score_of)
                 if best.score.fits or self.search.is_exhausted:
                     break
             tried.append((_score_of(best), -len(tried), self.master, self.initial_bytes))
@@ -247,7 +255,7 @@ class _Solver:
         if assignment.tobytes() not in self.scored:
             self.scored[assignment.tobytes()] = self._set_distances(assignment)
         score, assignment = self.scored[assignment.tobytes()]
-        self.found.append(_ScoredAssignment(score, link_utilization, assignment))
+        self.scored_assignments.append(_ScoredAssignment(score, link_utilization, assignment))
         if self.is_near_minimum and not score.fits:
             self._try_shorter_distances(link_utilization, assignment)
         return _ScoredAssignment(score, link_utilization, assignment)
@@ -263,7 +271,7 @@ class _Solver:
             later = np.where(assignment > KEEP, np.maximum(1, assignment * permille // 1000), assignment)
             score = self.search.score(later)
             if score.fits:
-                self.found.append(_ScoredAssignment(score, link_utilization, later))
+                self.scored_assignments.append(_ScoredAssignment(score, link_utilization, later))
                 return
 
     def _correct_deficit(self, link_utilization: float) -> bool:
@@ -337,9 +345,9 @@ class _Solver:
         self.search.max_evaluations = self.search.num_evaluations + MAX_INFEASIBLE_EVALUATIONS
         layers = np.arange(self.costs.num_layers)[:, None]
         groups, last = np.arange(self.costs.num_groups), self.costs.freed_bytes.shape[2] - 1
-        for row in np.unique(nearest, axis=0)[:MAX_ROWS]:
-            can_have = self.costs.freed_bytes[layers, groups, np.clip(-row, 0, last)] > 0
-            everywhere = np.where(can_have, row, KEEP)
+        for layer_assignment in np.unique(nearest, axis=0)[:MAX_ROWS]:
+            can_have = self.costs.freed_bytes[layers, groups, np.clip(-layer_assignment, 0, last)] > 0
+            everywhere = np.where(can_have, layer_assignment, KEEP)
             for distance in CLOSE_DISTANCES:
                 self.search.score(np.where(everywhere > KEEP, distance, everywhere))
 
@@ -363,5 +371,5 @@ class _Solver:
             if longer[0].step_time_ns * 1000 >= score.step_time_ns * (1000 - MIN_GAIN_PERMILLE):
                 break
             score, first, min_distances = longer
-        tried = (first, by_row(first, min_distances), piecewise(first, min_distances))
+        tried = (first, by_layer_assignment(first, min_distances), piecewise(first, min_distances))
         return min(((self.search.score(one), one) for one in tried), key=lambda scored: scored[0])

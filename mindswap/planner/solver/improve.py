@@ -128,10 +128,10 @@ def _climb(search: Search, assignment: np.ndarray, forward_ns: int) -> None:
     """Climb to a local optimum."""
     score = search.score(assignment)
     while not search.is_exhausted:
-        found = _change(search, _retune(search, (assignment, score)), forward_ns)
-        if found[1] >= score:
+        improved = _change(search, _retune(search, (assignment, score)), forward_ns)
+        if improved[1] >= score:
             return
-        assignment, score = found
+        assignment, score = improved
 
 
 def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
@@ -147,7 +147,7 @@ def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
     is_better = True
     while is_better:
         is_better = False
-        moves = _row_moves(start[0])
+        moves = _permutation_moves(start[0])
         for sources, permille in chance.sample(moves, min(MAX_TRIALS, len(moves))):
             if search.is_exhausted:
                 break
@@ -161,7 +161,7 @@ def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
     return start is not first
 
 
-def _row_moves(assignment: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+def _permutation_moves(assignment: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return moves: source layer of each layer, and scaling of the distances of each group in thousandths.
 
     Two layers with other rows exchange them, one gets that of the nearest with another, or an item is fetched earlier
@@ -242,18 +242,18 @@ def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
             return start
         if gains[index] < 0 and not is_small:
             return start
-        one = moves[firsts[index]]
+        first_move = moves[firsts[index]]
         if seconds[index] >= 0:
-            other = moves[seconds[index]]
-            if (one.mask & other.mask).any():
+            second_move = moves[seconds[index]]
+            if (first_move.mask & second_move.mask).any():
                 continue
-            changed = other.apply(one.apply(assignment))
+            changed = second_move.apply(first_move.apply(assignment))
         else:
-            changed = one.apply(assignment)
+            changed = first_move.apply(assignment)
         trials += 1
-        found = search.score(changed)
-        if found < score:
-            return changed, found
+        changed_score = search.score(changed)
+        if changed_score < score:
+            return changed, changed_score
     return start
 
 
@@ -275,9 +275,9 @@ def _moves(assignment: np.ndarray, costs: DecisionCosts) -> Iterator[_Move]:
     for group in range(costs.num_groups):
         column = assignment[:, group]
         distances = np.unique(column[column > KEEP])
-        own = int(np.median(distances)) if len(distances) else usual
+        usual_of_group = int(np.median(distances)) if len(distances) else usual
         targets = [KEEP, *(-w for w in range(1, costs.freed_bytes.shape[2]))]
-        targets += [1, 2, 3, 4, 6, 8, own] if is_small else [own]
+        targets += [1, 2, 3, 4, 6, 8, usual_of_group] if is_small else [usual_of_group]
         for value in np.unique(column):
             for target in dict.fromkeys(targets):
                 if target == value:
@@ -332,28 +332,28 @@ def piecewise(assignment: np.ndarray, needed: np.ndarray, num_pieces: int = MAX_
     """
     layers = np.flatnonzero((assignment > KEEP).any(axis=1))
     by_layer = np.maximum(1, np.where(assignment > KEEP, needed, 0).max(axis=1))[layers]
-    found = assignment.copy()
-    found[layers] = np.where(
+    changed = assignment.copy()
+    changed[layers] = np.where(
         assignment[layers] > KEEP, _level(by_layer.tolist(), num_pieces)[:, None], assignment[layers]
     )
-    return found
+    return changed
 
 
-def by_row(assignment: np.ndarray, needed: np.ndarray) -> np.ndarray:
+def by_layer_assignment(assignment: np.ndarray, needed: np.ndarray) -> np.ndarray:
     """Return the assignment with one distance for each group in all layers with equal layer assignments.
 
     Args:
         assignment: what is swapped.
         needed: least distance of each swap, shape of the choice.
     """
-    _, row_of = np.unique(np.minimum(assignment, 1), axis=0, return_inverse=True)
-    found = assignment.copy()
-    for row in range(int(row_of.max()) + 1):
-        layers = np.flatnonzero(row_of.ravel() == row)
-        found[layers] = np.where(
+    _, class_of = np.unique(np.minimum(assignment, 1), axis=0, return_inverse=True)
+    changed = assignment.copy()
+    for row in range(int(class_of.max()) + 1):
+        layers = np.flatnonzero(class_of.ravel() == row)
+        changed[layers] = np.where(
             assignment[layers] > KEEP, np.maximum(1, needed[layers].max(axis=0)), assignment[layers]
         )
-    return found
+    return changed
 
 
 def _level(values: list[int], num_pieces: int) -> np.ndarray:
@@ -374,7 +374,7 @@ def _level(values: list[int], num_pieces: int) -> np.ndarray:
     best: list[tuple[int, list[int]]] = [(cost[0][j], [j]) for j in range(num + 1)]
     for _ in range(num_pieces - 1):
         best = [min((best[i][0] + cost[i][j], [*best[i][1], j]) for i in range(j + 1)) for j in range(num + 1)]
-    found: list[int] = []
+    levels: list[int] = []
     for end in best[num][1]:
-        found += [max(values[len(found) : end], default=0)] * (end - len(found))
-    return np.array(found, np.int64)
+        levels += [max(values[len(levels) : end], default=0)] * (end - len(levels))
+    return np.array(levels, np.int64)
