@@ -1,4 +1,4 @@
-"""Memory of a card that may be used, and the one meaning of "fits" for simulations, plans, comparisons and dry runs."""
+"""Memory budget of a card, and the definition of "fits" for simulations, plans, comparisons and dry runs."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,7 +8,7 @@ from mindswap.units import format_bytes
 
 
 class Fit(Enum):
-    """Whether a peak fits, as a word of a table."""
+    """Whether a peak fits, as table text."""
 
     YES = "yes"
     IN_MARGIN = "in the margin"  # it fits, and a plan would keep more memory free
@@ -17,18 +17,18 @@ class Fit(Enum):
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Memory of a card that may be used, and the part of it that plans keep free for what is not simulated."""
+    """Usable memory of a card, and the margin that plans keep free for memory that is not simulated."""
 
     usable_bytes: int
     margin_permille: int = 0  # of the usable memory
 
     @property
     def planned_bytes(self) -> int:
-        """Memory that a plan uses at most."""
+        """Memory limit of plans, in bytes."""
         return self.usable_bytes * (1000 - self.margin_permille) // 1000
 
     def fit(self, peak_bytes: int) -> Fit:
-        """Whether a peak is within the memory, with the margin or without it."""
+        """Classify a peak: within the limit of plans, within the usable memory, or above it."""
         if peak_bytes > self.usable_bytes:
             return Fit.NO
         return Fit.YES if peak_bytes <= self.planned_bytes else Fit.IN_MARGIN
@@ -50,19 +50,19 @@ class MemoryBudget:
 
     @property
     def margin(self) -> str:
-        """The margin in words: `the margin of 5 %`."""
+        """The margin as text: `the margin of 5 %`."""
         return f"the margin of {self.margin_permille / 10:g} %"
 
     def without_fragments(self, device: Device) -> "MemoryBudget":
-        """The budget for peaks that are simulated, without fragments of the pool of the device."""
+        """Return the budget for simulated peaks, which do not include fragmentation of the device's pool."""
         return MemoryBudget(without_fragments(device, self.usable_bytes), self.margin_permille)
 
 
 def budget_of_device(device: Device) -> MemoryBudget:
-    """The budget of a device.
+    """Return the memory budget of a device.
 
-    Memory that the user names is taken as it is; of what the device or the configuration lets MindSpore take a margin
-    stays free. A margin that the user names always counts.
+    Memory that the user sets has no margin, unless the user sets the margin, too. Memory from the device file or the
+    configuration has the margin of the device.
     """
     is_named = device.sources["usable_memory"] == SET_BY_USER
     has_margin = not is_named or device.sources["margin"] == SET_BY_USER

@@ -24,7 +24,14 @@ ENTRY_KEYS = ("op", "inputs", "outputs", "duration_ns", "count")
 def format_device_file(
     device: Device, header: Mapping[str, object], measurements: Iterable[Measurement], comment: str = ""
 ) -> str:
-    """A device file with its measured operators; `header`, plain values, stands under `calibration`."""
+    """Format a device file with its measured operators.
+
+    Args:
+        device: calibrated device.
+        header: plain values for the key `calibration`.
+        measurements: durations of operators.
+        comment: first line of the file; "" for none.
+    """
     lines = [f"# {comment}"] if comment else []
     lines.append(f"title: {_quote(device.title)}")
     for name, value in figure_values(device).items():
@@ -38,7 +45,7 @@ def format_device_file(
 
 
 def _written(figure: Figure, value: int) -> tuple[str, str]:
-    """Key with unit and number of a figure, such that reading gives the same value."""
+    """Return key with unit, and number, of a figure, such that reading them gives the same value."""
     keys = unit_keys(figure)
     for unit in figure.kind.written:
         key = f"{figure.name}_{unit}" if unit else figure.name
@@ -57,21 +64,21 @@ def _format_entry(measurement: Measurement) -> str:
 
 
 def _format_tensors(shapes: Shapes) -> Iterator[str]:
-    """`float16 4096x128`: as the reader takes it."""
+    """Yield tensors as the reader parses them: `float16 4096x128`."""
     for shape, dtype in shapes:
         yield f"{dtype} {'x'.join(map(str, shape))}"
 
 
 def _quote(text: str) -> str:
-    """A YAML string in double quotes, which are those of JSON."""
+    """Return a YAML string in double quotes, which is a JSON string."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def load_measured(name_or_path: str | os.PathLike[str]) -> dict[MeasuredKey, int]:
-    """Measured durations in a device file, in ns; empty for a device without any.
+    """Load the measured durations of a device file, in ns; empty for a device without any.
 
     Raises:
-        CostError: with every entry that is wrong.
+        CostError: if entries are invalid; the text lists them.
     """
     document = parse_file(os.fspath(find_device_file(name_or_path)))
     section = document.get("measured")

@@ -1,16 +1,16 @@
-"""Operator -> duration: measured where a profile has it, by the roofline where not.
+"""Duration of operators: measured if a profile has the operator, otherwise by the roofline model.
 
-By the roofline: the larger of what it computes and what it moves, and a fixed cost. Figures are those of kernels in
+The roofline is the maximum of compute time and memory time, plus a fixed cost. Its parameters are fitted to kernels of
 real profiles; `docs/device_figures.md` has the samples.
 
-- Matrix products reach a share of the peak; those with a transposed first operand less. Their output goes over the
-  cores in tiles, in whole rounds, so that few tiles leave cores idle.
-- Flash attention has shares of its own, forward and backward: its softmax runs on the vector units meanwhile.
-- Other kernels are bound by memory, or by the cache if all they move fits. Norms, softmax and activation functions
-  take the vector units long enough to have a rate of their own.
+- Matrix products reach a fraction of peak FLOPS, less with a transposed first operand. Output tiles are distributed
+  over the cores in full rounds, so that few tiles leave cores idle.
+- Flash attention has separate fractions for forward and backward, because its softmax runs on the vector units.
+- Other kernels are bound by memory bandwidth, or by the cache if all their tensors fit. Norms, softmax and activation
+  functions are bound by the vector units and have separate rates.
 
-What it leaves out: whether an input is still in the cache from the operator before, and the layout of transposed
-tensors. Fusion of element-wise operators (jit_level O1) is in their work already, see `graph.passes.fusion`.
+Not modelled: inputs that are still in the cache from the previous operator, and layouts of transposed tensors. Fusion
+of element-wise operators (jit_level O1) is already part of their work, see `graph.passes.fusion`.
 """
 
 import math
@@ -28,14 +28,20 @@ TILE = (128, 256)
 
 
 def operator_ns(node: Node, work: Work, device: Device) -> int:
-    """Time of one operator on an otherwise idle device, in ns, rounded up; 0 if it has no kernel.
+    """Return the duration of one operator on an idle device by the roofline model.
 
-    That of communication depends on the ranks (`transfer.collective_ns`).
+    Args:
+        node: an operator other than communication (see `transfer.collective_ns`).
+        work: its operations and bytes.
+        device: device parameters.
+
+    Returns:
+        ns, rounded up; 0 if it has no kernel.
     """
     kind = classify(node.op)
     if kind is OpClass.NONE:
         return 0
-    # What is no float (masks, indices) is worked on at the rate of float32.
+    # Masks and indices are processed at the rate of float32.
     dtype = work.inputs[0].dtype if work.inputs else node.outputs[0].dtype if node.outputs else ""
     if kind.unit is ComputeUnit.MATRIX:
         peak = device.peak_flops.get(dtype, device.peak_flops["float32"])
@@ -49,14 +55,14 @@ def operator_ns(node: Node, work: Work, device: Device) -> int:
         return max(compute, memory) + (0 if work.is_fused else device.op_latency_ns["matrix"])
     bound = operator_info(node.op).rate
     rate = device.vector_rates[bound] if bound else 0
-    # One operation per element otherwise: memory bounds such a kernel until it does some 50.
+    # The default rate is one operation per element; below about 50 operations such a kernel is memory bound.
     compute = ceil_div(work.flops * NS_PER_S, rate or device.vector_flops.get(dtype, device.vector_flops["float32"]))
     memory = moving_ns(work.read_bytes + work.written_bytes, device)
     return max(compute, memory) + (0 if work.is_fused else device.op_latency_ns["vector"])
 
 
 def moving_ns(size_bytes: int, device: Device) -> int:
-    """Time in which the vector units read and write so many bytes in one kernel, in ns, rounded up."""
+    """Return the time in which one kernel reads and writes so many bytes, in ns, rounded up."""
     if 0 < size_bytes <= device.cache_bytes:
         return ceil_div(size_bytes * NS_PER_S, device.cache_bandwidth_bytes_per_s)
     return _memory_ns(size_bytes, device)
@@ -67,7 +73,7 @@ def _memory_ns(size_bytes: int, device: Device) -> int:
 
 
 def _product_ns(node: Node, work: Work, peak: int, device: Device) -> int:
-    """Time of a product of matrices on the matrix units: its share of the peak while all cores have tiles."""
+    """Return the compute time of a matrix product in ns: a fraction of peak FLOPS, less for idle cores."""
     permille = device.weight_gradient_permille if work.is_weight_gradient else device.compute_permille
     num_tiles = num_slots = 1
     if device.num_matrix_cores and node.outputs and len(node.outputs[0].shape) >= len(TILE):
@@ -79,7 +85,7 @@ def _product_ns(node: Node, work: Work, peak: int, device: Device) -> int:
     return ceil_div(work.flops * NS_PER_S * 1000 * num_slots, peak * permille * num_tiles)
 
 
-# Measured durations of operators: under which key they are known, and how they stand in a file.
+# Measured durations of operators, and their keys.
 
 # Shapes, axes and lengths that kernels take as tensors and graphs as constants.
 ARGUMENT_DTYPE = "int64"
@@ -89,7 +95,7 @@ Shapes = tuple[tuple[tuple[int, ...], str], ...]
 
 @dataclass(frozen=True)
 class MeasuredKey:
-    """Key of an operator in a profile."""
+    """Key of a measured operator: its name and tensor types."""
 
     op: str  # name in MindSpore
     # inputs, outputs: shape and dtype of each tensor, without those of one element and without integer arguments, which
@@ -103,12 +109,12 @@ class Measurement:
     """Duration of an operator in a profile."""
 
     key: MeasuredKey
-    duration_ns: int  # middle of its runs
-    count: int  # how many there were
+    duration_ns: int  # median of its runs
+    count: int  # number of runs
 
 
 def measured_key(op: str, inputs: Iterable[TensorType], outputs: Iterable[TensorType]) -> MeasuredKey:
-    """The key of an operator, from a kernel of a profile or from a node of a graph."""
+    """Return the key of an operator, from a kernel of a profile or from a node of a graph."""
     return MeasuredKey(OP_OF_KERNEL.get(op, op), _shapes(inputs), _shapes(outputs))
 
 
@@ -121,11 +127,11 @@ class CostTable:
     """Costs of the operators of a step on a device."""
 
     device: Device
-    # mean duration of operators in ns, from a profile; they go before the roofline
+    # median duration of operators in ns, from a profile; they take precedence over the roofline
     measured: Mapping[MeasuredKey, int] = field(default_factory=dict)
 
     def operator_ns(self, node: Node, work: Work) -> int:
-        """Duration of one operator that is no communication, in ns; 0 if it has no kernel."""
+        """Return the duration of one operator other than communication, in ns; 0 if it has no kernel."""
         if self.measured and is_kernel(node.op):
             found = self.measured.get(measured_key(node.op, work.inputs, node.outputs))
             if found is not None:

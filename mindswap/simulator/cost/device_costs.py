@@ -1,4 +1,4 @@
-"""Cost of operators and copies of a step: the device that is asked for, within what the configuration allows."""
+"""Costs of operators and copies on the requested device, within the memory limit of the configuration."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,16 @@ from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE, SET_BY_USER, De
 def find_costs(
     documents: Sequence[Document], device: str | os.PathLike[str] | None, overrides: Mapping[str, str]
 ) -> CostTable:
-    """The costs on a device.
+    """Load the costs of a device.
 
     Args:
-        documents: configurations that may name it in `mindswap:`; the first overrides the others.
-        device: name or file; None for what they say.
-        overrides: figures to replace; they go before those of the configurations.
+        documents: configurations that may name the device in `mindswap:`; earlier ones take precedence.
+        device: name or file; None for that of the configurations, or the default.
+        overrides: device parameters to replace; they take precedence over those of the configurations.
 
     Raises:
-        PolicyError: if a configuration is wrong.
-        CostError: if the device is not known.
+        PolicyError: if a configuration is invalid.
+        CostError: if the device is unknown or its file is invalid.
     """
     asked = [read_cost_settings(document) for document in documents]
     if problems := [problem for settings in asked for problem in settings.problems]:
@@ -39,7 +39,7 @@ def find_costs(
 
 
 def within_configuration(device: Device, document: Document) -> Device:
-    """The device with no more memory than the configuration lets MindSpore take, unless a budget is named."""
+    """Limit the usable memory of a device to that of the configuration, unless the user sets a budget."""
     limit = read_device_memory(document)
     is_named = device.sources["usable_memory"] == SET_BY_USER
     if limit is None or is_named or limit.size_bytes >= device.usable_memory_bytes:
@@ -48,10 +48,10 @@ def within_configuration(device: Device, document: Document) -> Device:
 
 
 def with_environment(device: Device, environ: Mapping[str, str]) -> Device:
-    """The device with what the environment sets, unless a figure is named.
+    """Apply environment variables to a device, unless the user sets the parameter.
 
-    Buffers of HCCL as `HCCL_BUFFSIZE` asks for (in MiB, from 1); fragments where `MS_ALLOC_CONF` takes the pool its
-    pages (`enable_vmm:False`).
+    `HCCL_BUFFSIZE` sets the size of HCCL buffers (in MiB, from 1); `enable_vmm:False` in `MS_ALLOC_CONF` disables
+    virtual memory mapping, so that the pool fragments.
     """
     maps_pages = "enable_vmm:false" not in environ.get("MS_ALLOC_CONF", "").lower().replace(" ", "")
     if not maps_pages and not device.leaves_fragments and device.sources["fragments"] != SET_BY_USER:

@@ -34,12 +34,15 @@ MEASURED_KEYS = ("calibration", "measured")
 
 
 def list_devices() -> tuple[str, ...]:
-    """Names of the devices that come with mindswap."""
+    """Return the names of the devices that come with mindswap."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
 def find_device_file(name_or_path: str | os.PathLike[str]) -> Path:
-    """The file of a device.
+    """Return the file of a device.
+
+    Args:
+        name_or_path: name of a shipped device, or path of a device file.
 
     Raises:
         CostError: if there is none; the text lists the known names.
@@ -58,7 +61,7 @@ def find_device_file(name_or_path: str | os.PathLike[str]) -> Path:
 def load_device(
     name_or_path: str | os.PathLike[str] = DEFAULT_DEVICE, overrides: Mapping[str, str] | None = None
 ) -> Device:
-    """A device, by its name or from a file.
+    """Load a device by its name or from a file.
 
     Args:
         name_or_path: one of `list_devices()`, or a file of the same form.
@@ -66,7 +69,7 @@ def load_device(
             `{"d2h": "20GB/s", "memory": "54GiB"}`.
 
     Raises:
-        CostError: with everything that is wrong.
+        CostError: if the device is unknown or invalid; the text lists all problems.
     """
     path = find_device_file(name_or_path)
     document = parse_file(os.fspath(path))
@@ -80,7 +83,7 @@ def load_device(
 
 
 class _DeviceReader:
-    """Values of a file by figure, and what is wrong with it."""
+    """Reader of a device file: values by figure, and all problems."""
 
     def __init__(self, document: Document):
         self.document = document

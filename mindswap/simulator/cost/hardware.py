@@ -1,4 +1,4 @@
-"""A device as data. All that is known of a figure stands in one line of `data/hardware/figures.json`."""
+"""A device as data; each device parameter (figure) is defined by one line of `data/hardware/figures.json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +15,10 @@ NO_UNITS: dict[str, int] = {}
 class FigureKind(Enum):
     """Quantity that a figure measures.
 
-    Values are its units, none for bare numbers; an example of what somebody may write; and the units that a calibration
-    is written in, of which the first that shows a value exactly counts.
+    Attributes:
+        units: unit -> size in the smallest unit; empty for bare numbers.
+        example: a value as a user may write it.
+        written: units in which a calibration is written; the first one that represents a value exactly is used.
     """
 
     SIZE = (SIZE_UNITS, "54GiB", ("gib", "b"))
@@ -49,17 +51,17 @@ class Figure:
 
 
 def unit_keys(figure: Figure) -> dict[str, int]:
-    """Keys that a device file may use for a figure -> the size of their unit: `d2h_gb_per_s`, ..."""
+    """Return the keys that a device file may use for a figure, with the size of their unit: `d2h_gb_per_s`, ..."""
     if not figure.kind.units:
         return {figure.name: 1000 if figure.kind is FigureKind.FRACTION else 1}
     return {f"{figure.name}_{unit.lower().replace('/', '_per_')}": size for unit, size in figure.kind.units.items()}
 
 
 def parse_option(figure: Figure, text: str) -> int:
-    """The value of an option: bytes, bytes/s, ns, FLOPS, elements/s, thousandths or a count.
+    """Parse the value of an option to an integer: bytes, bytes/s, ns, FLOPS, elements/s, thousandths or a count.
 
     Raises:
-        ValueError: if it does not fit; the text says what may be written.
+        ValueError: if it is invalid; the text says what is allowed.
     """
     if figure.kind.units:
         value = parse_quantity(text, figure.kind.units, figure.kind.example)
@@ -72,10 +74,10 @@ def parse_option(figure: Figure, text: str) -> int:
 
 
 def to_integer(figure: Figure, number: Decimal, unit: int) -> int:
-    """A number of a unit as an integer.
+    """Convert a number in a unit to an integer in the smallest unit.
 
     Raises:
-        ValueError: if it is not finite, or a count that is not whole.
+        ValueError: if it is not finite, or a count that is no integer.
     """
     if not number.is_finite() or (figure.kind is FigureKind.COUNT and number != int(number)):
         raise ValueError(f"{number} is no {'whole number' if figure.kind is FigureKind.COUNT else 'number'}")
@@ -83,7 +85,7 @@ def to_integer(figure: Figure, number: Decimal, unit: int) -> int:
 
 
 def checked(figure: Figure, value: int) -> int:
-    """The value itself.
+    """Return the value if it is valid for the figure.
 
     Raises:
         ValueError: if it is out of range.
@@ -100,7 +102,7 @@ SET_BY_USER = "set by the user"  # source of a figure that an option or a config
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of the way between device and host, as one card sees it."""
+    """One direction of the link between device and host, for one card."""
 
     bandwidth_bytes_per_s: int  # of large copies
     latency_ns: int  # fixed part of a copy
@@ -108,13 +110,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Network:
-    """Network between cards, as one card sees it."""
+    """Network between cards, for one card."""
 
     bandwidth_bytes_per_s: int  # of one card, one direction, to all others together
     latency_ns: int  # of one step of a collective
-    efficiency_permille: int  # share of the bandwidth that collectives reach, in thousandths
-    # cards with a link of their own between each two (full mesh): a group of n of them has n - 1 of the
-    # `num_mesh_cards` - 1 links of a card; 0 for a switch, where a group has all
+    efficiency_permille: int  # fraction of the bandwidth that collectives reach, in thousandths
+    # cards of a full mesh, in which each pair has a separate link: a group of n cards uses n - 1 of the
+    # `num_mesh_cards` - 1 links of a card; 0 for a switch, where any group has the full bandwidth
     num_mesh_cards: int = 0
 
 
@@ -167,17 +169,17 @@ class Device:
 
     @property
     def leaves_fragments(self) -> bool:
-        """Its memory pool maps no pages."""
+        """Return whether the device's memory pool can fragment (no virtual memory mapping)."""
         return self.fragments_permille > 0
 
 
 def with_fragments(device: Device, size_bytes: int) -> int:
-    """Bytes that the pool takes for so much that is used: `without_fragments` gives no less than that again."""
+    """Return the bytes that the pool takes for so many used bytes; `without_fragments` of it is at least that many."""
     return ceil_div(size_bytes * (1000 + device.fragments_permille), 1000)
 
 
 def without_fragments(device: Device, size_bytes: int) -> int:
-    """Bytes of so much memory that can be used."""
+    """Return the usable bytes of so many bytes of the pool."""
     return size_bytes * 1000 // (1000 + device.fragments_permille)
 
 
@@ -189,12 +191,12 @@ OPTIONS = {"memory": FIGURES["usable_memory"], **FIGURES}
 
 
 def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str, str]) -> Device:
-    """The device with other figures, by their names in `FIGURES`."""
+    """Return the device with other figures, by their names in `FIGURES`."""
     return make_device(device.name, device.title, {**figure_values(device), **values}, {**device.sources, **sources})
 
 
 def make_device(name: str, title: str, value: Mapping[str, int], sources: Mapping[str, str]) -> Device:
-    """A device of figures by their names in `FIGURES`."""
+    """Build a device from figures, by their names in `FIGURES`."""
     made: dict[str, Any] = {}
     for figure in FIGURES.values():
         field, _, key = figure.field.partition(".")
@@ -207,7 +209,7 @@ def make_device(name: str, title: str, value: Mapping[str, int], sources: Mappin
 
 
 def figure_values(device: Device) -> dict[str, int]:
-    """Every figure of a device by its name in `FIGURES`, each in its smallest unit."""
+    """Return every figure of a device by its name in `FIGURES`, each in its smallest unit."""
     values = {}
     for figure in FIGURES.values():
         field, _, key = figure.field.partition(".")

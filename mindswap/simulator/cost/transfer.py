@@ -5,17 +5,15 @@ import math
 from mindswap.simulator.cost.hardware import Device, Link, Network
 from mindswap.units import NS_PER_S, ceil_div
 
-# Shares of the message that each card sends, in rounds of num_ranks - 1 parts: ring algorithms.
+# Ring algorithms: number of rounds in which each card sends num_ranks - 1 shards of the message.
 COLLECTIVES = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll": 1, "SendReceive": 2}
 
 
 def copy_ns(size_bytes: int, link: Link, device: Device) -> int:
-    """Time of one copy to the host or back while nothing goes the other way, in ns.
+    """Return the time of one copy between device and host on an idle link, in ns.
 
-    Latency + size / bandwidth, rounded up; 0 for an empty tensor.
-
-    All cards of a node run the same step and copy at the same moments, so each has its part of the bandwidth
-    of the host.
+    Model: latency + size / bandwidth, rounded up; 0 for an empty tensor. All cards of a node run the same step and copy
+    at the same time, so each has its fraction of the host's bandwidth.
     """
     if size_bytes == 0:
         return 0
@@ -26,7 +24,7 @@ def copy_ns(size_bytes: int, link: Link, device: Device) -> int:
 
 
 def collective_ns(kind: str, size_bytes: int, num_ranks: int, device: Device, stride: int = 1) -> int:
-    """Time of one collective on an otherwise idle network.
+    """Return the time of one collective on an idle network, in ns.
 
     Model: fixed cost + steps * latency + sent bytes / bandwidth, first within nodes, then between them. With n
     ranks, each sends (n - 1) / n of the message (twice for AllReduce). A group over several nodes does its part
@@ -68,7 +66,7 @@ def collective_ns(kind: str, size_bytes: int, num_ranks: int, device: Device, st
 
 
 def _level_ns(kind: str, size_bytes: int, num_ranks: int, network: Network) -> int:
-    """Time of a collective of ranks that all use one network."""
+    """Return the time of a collective over one network level, in ns."""
     if num_ranks == 1:
         return 0
     rounds = COLLECTIVES[kind]
@@ -78,14 +76,14 @@ def _level_ns(kind: str, size_bytes: int, num_ranks: int, network: Network) -> i
 
 
 def send_ns(size_bytes: int, is_within_node: bool, device: Device) -> int:
-    """Time of handing a tensor to one other card, as between pipeline stages."""
+    """Return the time of sending a tensor to one other card, as between pipeline stages, in ns."""
     network = device.intranode if is_within_node else device.internode
     time_ns = ceil_div(size_bytes * NS_PER_S, _bandwidth(network, 2))
     return device.op_latency_ns["communication"] + network.latency_ns + time_ns
 
 
 def _bandwidth(network: Network, num_ranks: int) -> int:
-    """Bytes/s that one card of a group of `num_ranks` can send."""
+    """Return the bytes/s that one card of a group of `num_ranks` can send."""
     bandwidth = network.bandwidth_bytes_per_s * network.efficiency_permille // 1000
     if num_ranks <= network.num_mesh_cards:
         bandwidth = bandwidth * (num_ranks - 1) // (network.num_mesh_cards - 1)

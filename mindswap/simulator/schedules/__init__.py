@@ -1,4 +1,4 @@
-"""Schedules: what a pipeline stage does in which order. Everything else only reads their lists."""
+"""Pipeline schedules: the order of the forward and backward passes of each stage."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -10,7 +10,10 @@ SCHEDULES: Mapping[str, PipelineSchedule] = {**BY_ROUNDS, "zero_bubble_v": ZERO_
 
 
 def find_schedule(name: str, shape: Shape) -> PipelineSchedule:
-    """Schedule of MindSpore where `pipeline_scheduler` is `name`: seqpipe in place of all others for one chunk."""
+    """Return the schedule that MindSpore runs for a value of `pipeline_scheduler`.
+
+    With one chunk that is seqpipe in place of all others but zero_bubble_v.
+    """
     if shape.num_chunks == 1 and name != "zero_bubble_v":
         return SCHEDULES["seqpipe"]
     return SCHEDULES[name]
@@ -18,5 +21,5 @@ def find_schedule(name: str, shape: Shape) -> PipelineSchedule:
 
 @cache
 def order_passes(name: str, stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """Passes of a stage in one step."""
+    """Return the passes of a stage in one step, in execution order; cached."""
     return find_schedule(name, shape).order(stage, shape)

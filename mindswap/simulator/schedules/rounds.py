@@ -1,9 +1,9 @@
 """Elements of a schedule, and all schedules but zero_bubble_v: rounds of micro-batches, and gpipe.
 
-By rounds: some forwards (warm-up), then one forward and one backward in turn. Forwards go piece after piece, micro-
-batch after micro-batch of a round, chunk after chunk. A backward takes the oldest forward's micro-batch, and of that
-what went forward last: pieces and chunks go back in reverse. Below, a and b are chunks, x and y pieces of a sequence;
-stage 0 of 2.
+In rounds: warm-up forwards, then one forward and one backward alternate (1F1B). Forwards iterate over sequence pieces,
+then over the micro-batches of a round, then over virtual chunks. A backward takes the micro-batch of the oldest pending
+forward, and its pieces and chunks in reverse order. In the examples below, a and b are chunks, x and y sequence pieces,
+on stage 0 of 2.
 
 Sources: mindspore/ccsrc/frontend/parallel/pipeline_transformer/ of mindspore-ai/mindspore_test: pipeline_scheduler.cc
 (17110c7) and seqpipe_scheduler.cc (7115566).
@@ -19,9 +19,9 @@ class PassWork(IntEnum):
     """Work of a pass."""
 
     FORWARD = 0
-    BACKWARD = 1  # both gradients
-    INPUT_GRADIENT = 2  # backward without the products that give gradients of weights
-    WEIGHT_GRADIENT = 3  # these products
+    BACKWARD = 1  # gradients of inputs and weights
+    INPUT_GRADIENT = 2  # backward without the gradients of weights
+    WEIGHT_GRADIENT = 3  # gradients of weights only
 
 
 @dataclass(frozen=True)
@@ -31,31 +31,31 @@ class Pass:
     chunk: int  # virtual chunk of the stage
     micro_batch: int  # position in the step
     work: PassWork
-    sequence: int = 0  # piece of the sequence, 0 where sequences are not cut
+    sequence: int = 0  # sequence piece; 0 if sequences are not split
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a step that a schedule arranges."""
+    """Numbers of stages, chunks, micro-batches and sequence pieces of a step."""
 
     num_stages: int
     num_chunks: int = 1  # virtual chunks per stage
     num_micro_batches: int = 1
-    num_sequences: int = 1  # pieces that a sequence is cut into
+    num_sequences: int = 1  # pieces that each sequence is split into
 
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """Rules of one value of `pipeline_scheduler`."""
+    """Definition of one value of `pipeline_scheduler`."""
 
     order: Callable[[int, Shape], tuple[Pass, ...]]  # passes of a stage in one step
-    # a smaller number of micro-batches, from a least one on, that shows the same full pipeline
+    # (shape, minimum) -> a number of micro-batches from the minimum on with the same steady state
     short_step: Callable[[Shape, int], int]
     refusal: Callable[[Shape], str] = lambda shape: ""  # why MindSpore refuses this shape; "" if it takes it
 
 
 def most_in_flight(passes: Iterable[Pass]) -> int:
-    """Most forward passes whose backward (both its halves, where it is cut) is not done."""
+    """Return the maximum number of forward passes whose backward, with both halves if split, is not complete."""
     held = most = 0
     for entry in passes:
         if entry.work is PassWork.FORWARD:
@@ -67,9 +67,13 @@ def most_in_flight(passes: Iterable[Pass]) -> int:
 
 
 def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_stage: int) -> tuple[Pass, ...]:
-    """Warm-up, then one forward and one backward in turn, then the backwards that are left.
+    """Return the passes of a stage: warm-up, alternating forward and backward, then the remaining backwards.
 
-    `rounds` are their micro-batches; by `forwards_per_stage` the warm-up of a stage is longer than that of the next.
+    Args:
+        stage: index of the stage.
+        shape: shape of the step.
+        rounds: number of micro-batches of each round.
+        forwards_per_stage: additional warm-up forwards compared with the next stage.
     """
     forward = []
     begin = 0
@@ -88,8 +92,8 @@ def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_s
         - 1
     )
     passes: list[Pass] = []
-    waiting: deque[int] = deque()  # micro-batches of the forwards that have no backward yet
-    done: dict[int, list[Pass]] = {}  # of each micro-batch, the forwards that have none, the last one at the end
+    waiting: deque[int] = deque()  # micro-batches of pending forwards (without backward)
+    done: dict[int, list[Pass]] = {}  # micro-batch -> its pending forwards, the latest one last
 
     def go_back() -> None:
         last = done[waiting.popleft()].pop()
@@ -110,12 +114,12 @@ def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_s
 def by_rounds(
     rounds_of: Callable[[Shape], list[int]], forwards_per_stage: int
 ) -> Callable[[int, Shape], tuple[Pass, ...]]:
-    """`PipelineSchedule.order` of rounds of so many micro-batches each."""
+    """Return a `PipelineSchedule.order` with rounds of the numbers of micro-batches that `rounds_of` returns."""
     return lambda stage, shape: order_rounds(stage, shape, rounds_of(shape), forwards_per_stage)
 
 
 def spread_rest(num_micro_batches: int, size: int) -> list[int]:
-    """Sizes of the rounds: `size` each, and one more in the first ones until all are in a round."""
+    """Return the sizes of the rounds: `size` each, with the remainder spread over the first ones."""
     num_rounds = num_micro_batches // size
     if num_rounds == 0:
         return [num_micro_batches]
@@ -124,7 +128,7 @@ def spread_rest(num_micro_batches: int, size: int) -> list[int]:
 
 
 def spread_rounds(shape: Shape, size: int, at_least: int) -> int:
-    """`short_step` where the first rounds take what makes no whole round: the first one stays as large."""
+    """Return a `short_step` if the remainder is spread over the first rounds: the first round keeps its size."""
     total = shape.num_micro_batches
     num_rounds, rest = divmod(total, size)
     if rest > num_rounds:
@@ -132,7 +136,7 @@ def spread_rounds(shape: Shape, size: int, at_least: int) -> int:
     return min(total, max(1, -(-at_least // size)) * size + (rest > 0))
 
 
-# seqpipe: 1F1B, with chunks and with pieces of sequences; also what MindSpore runs for one chunk, whatever is asked.
+# seqpipe: 1F1B, with chunks and with pieces of sequences; MindSpore also uses it for one chunk with any setting.
 # Source: `SeqpipeScheduler`: `ComputeCycleList` (rounds), `ComputeBias`, `ExtractDataStruct` (warm-up),
 # `MakeExecuteOrder`. With one chunk `PipelineInterleave::SetScheduler` (pipeline_interleave.cc) takes it in place of
 # any other: then it is 1F1B as in Narayanan et al., "PipeDream" (SOSP 2019), as it is without pipeline_interleave.
@@ -164,13 +168,13 @@ def _refuse_few(shape: Shape) -> str:
 
 
 def _interleaved_rounds(shape: Shape) -> list[int]:
-    """Sizes of the rounds: the first has the rest, too; fewer micro-batches than stages (a stage run alone) are one."""
+    """Return the sizes of the rounds: the first includes the remainder; too few micro-batches are a single round."""
     num_rounds, rest = divmod(shape.num_micro_batches, shape.num_stages)
     return [min(shape.num_micro_batches, shape.num_stages + rest), *[shape.num_stages] * (num_rounds - 1)]
 
 
 def _short_interleaved(shape: Shape, at_least: int) -> int:
-    """A number that leaves the same rest in rounds; at most the total."""
+    """Return a number of micro-batches with the same remainder in rounds; at most the total."""
     total = shape.num_micro_batches
     return total - max(0, total - at_least) // shape.num_stages * shape.num_stages
 
@@ -200,7 +204,7 @@ def _refuse_pieces(shape: Shape) -> str:
 
 
 def _round_size(shape: Shape) -> int:
-    """Micro-batches of a round, as long as all are in one."""
+    """Return the number of micro-batches of a full round."""
     return max(1, shape.num_stages // shape.num_sequences)
 
 
@@ -235,14 +239,14 @@ SEQSMARTVPP = PipelineSchedule(by_rounds(_seqvpp_rounds, 1), _short_seqvpp, _ref
 
 
 def order_gpipe(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """Passes of a stage in one step; the same for all stages."""
+    """Return the passes of a stage in one step; the same for all stages."""
     chunks, micro_batches = range(shape.num_chunks), range(shape.num_micro_batches)
     forward = [Pass(chunk, micro_batch, PassWork.FORWARD) for chunk in chunks for micro_batch in micro_batches]
     back = [Pass(chunk, micro_batch, PassWork.BACKWARD) for chunk in reversed(chunks) for micro_batch in micro_batches]
     return (*forward, *back)
 
 
-# MindSpore takes any shape; every further micro-batch is held until backward begins.
+# MindSpore accepts any shape. All micro-batches are in flight until backward starts, so no shorter step is equivalent.
 GPIPE = PipelineSchedule(order_gpipe, short_step=lambda shape, at_least: shape.num_micro_batches)
 
 LESS_MEMORY = "1f1b_less_memory"  # no name of MindSpore: 1f1b where ENABLE_LESS_MEM_VPP=1
@@ -254,5 +258,5 @@ BY_ROUNDS: Mapping[str, PipelineSchedule] = {
     "seqvpp": SEQVPP,
     "seqsmartvpp": SEQSMARTVPP,
 }
-# Those that say in which order pieces of sequences run.
+# Schedules that define the order of sequence pieces.
 WITH_PIECES = ("seqpipe", "seqvpp", "seqsmartvpp")

@@ -1,7 +1,7 @@
-"""zero_bubble_v: two chunks in the shape of a V, weight gradients of some micro-batches fill the bubble.
+"""zero_bubble_v: two chunks placed in a V; weight gradients of some micro-batches fill the bubble.
 
-The second chunk runs through the stages backwards, so the first stage has the embedding and the head. Where nothing
-can be waited for usefully, backward is cut: what the stage before needs goes first, gradients of weights later.
+The second chunk traverses the stages in reverse, so the first stage has the embedding and the head. Backward passes
+that would leave a bubble are split: input gradients, which the previous stage needs, run first, weight gradients later.
 
 Source: `ZeroBubbleV::ProcessStep1` to `ProcessStep8`, mindspore/ccsrc/frontend/parallel/pipeline_transformer/
 zero_bubble_v.cc, and `InferNeedDetachInfo`, detach_backward.cc (mindspore-ai/mindspore_test, 0581d15), with the
@@ -18,7 +18,7 @@ KINDS = {"F": PassWork.FORWARD, "B": PassWork.BACKWARD, "W": PassWork.WEIGHT_GRA
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """Passes of a stage in one step; fewer micro-batches than MindSpore takes go as with gpipe."""
+    """Return the passes of a stage in one step; as gpipe with fewer micro-batches than MindSpore accepts."""
     if shape.num_micro_batches < 2 * shape.num_stages:
         return order_gpipe(stage, shape)
     behind, num_micro_batches = shape.num_stages - stage - 1, shape.num_micro_batches
@@ -46,7 +46,7 @@ def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
 
 
 def cut_micro_batches(stage: int, shape: Shape) -> tuple[list[int], list[int]]:
-    """Of each chunk, the micro-batches whose backward is cut: the first ones of the warm-up, the last of the step."""
+    """Return the micro-batches of each chunk with a split backward: first of the warm-up, last of the step."""
     behind, last = shape.num_stages - stage - 1, shape.num_micro_batches - 1
     half = (stage + 1) // 2
     down = {last - i for i in range(shape.num_stages - half)}
