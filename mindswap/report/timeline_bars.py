@@ -115,7 +115,15 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
         _part(Lane.COPY_OUT, BarKind.COPY_OUT, timeline.out_start_ns[moved], timeline.out_end_ns[moved], *copied),
         _part(Lane.COPY_IN, BarKind.COPY_IN, timeline.in_start_ns[moved], timeline.in_end_ns[moved], *copied),
         # A stage that ends before the step does has a bubble at its end.
-        _part(Lane.COMPUTE, BarKind.BUBBLE, end, np.array([timeline.step_time_ns]), -1, -1, -1),
+        _part(
+            lane=Lane.COMPUTE,
+            kind=BarKind.BUBBLE,
+            start_ns=end,
+            end_ns=np.array([timeline.step_time_ns]),
+            label=-1,
+            layer=-1,
+            micro_batch=-1,
+        ),
     )
     bars = np.rec.fromarrays([np.concatenate(column) for column in zip(*parts, strict=True)], dtype=BAR)
     bars = bars[bars.end_ns > bars.start_ns]
@@ -133,13 +141,13 @@ def _stalls(timeline: Timeline, stage: int) -> list[np.ndarray]:
     label_of_copy = np.append(program.copies.label, -1)[np.where(is_copy, copy, -1)]
     layer_of_copy = np.append(program.copies.layer, -1)[np.where(is_copy, copy, -1)]
     return _part(
-        lane,
-        kind,
-        begin_ns,
-        end_ns,
-        np.where(is_copy, label_of_copy, np.where(wait_op >= 0, program.ops.label[wait_op], -1)),
-        np.where(is_copy, layer_of_copy, program.ops.layer[stalled]),
-        program.ops.micro_batch[stalled] // program.num_sequences,
+        lane=lane,
+        kind=kind,
+        start_ns=begin_ns,
+        end_ns=end_ns,
+        label=np.where(is_copy, label_of_copy, np.where(wait_op >= 0, program.ops.label[wait_op], -1)),
+        layer=np.where(is_copy, layer_of_copy, program.ops.layer[stalled]),
+        micro_batch=program.ops.micro_batch[stalled] // program.num_sequences,
     )
 
 
@@ -189,7 +197,16 @@ def name_bars(report: SimulationReport, stage: int) -> Iterator[NamedBar]:
         kind = BarKind(code)
         words = [BAR_STYLES[kind].title] if kind.is_wait or label < 0 else []
         words += [str(labels[label])] if label >= 0 else []
-        yield NamedBar(lane, kind, start_ns, end_ns - start_ns, ": ".join(words), layer, micro_batch, size_bytes)
+        yield NamedBar(
+            lane=lane,
+            kind=kind,
+            start_ns=start_ns,
+            duration_ns=end_ns - start_ns,
+            name=": ".join(words),
+            layer=layer,
+            micro_batch=micro_batch,
+            size_bytes=size_bytes,
+        )
     end_ns = report.timeline.step_time_ns
     for term in (term for term in report.terms if term.duration_ns):
         yield NamedBar(AFTER, BarKind.TERM, end_ns, term.duration_ns, term.name)

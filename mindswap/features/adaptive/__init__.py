@@ -94,11 +94,28 @@ def train_adaptively(  # noqa: PLR0913 an argument for each option of `mindswap 
     folder = (run_dir or command.log_dir).absolute()
     checkpoints, parallel = checkpoint_folder(command, document, Path.cwd()), is_parallel(command, document)
     settings = Settings(memory_bytes, max_restarts)
-    task = NodeTask(command, folder, checkpoints, Path.cwd(), parallel, ray is None, {REPORT_MEMORY: "1"})
+    task = NodeTask(
+        command=command,
+        run_dir=folder,
+        checkpoints=checkpoints,
+        working_folder=Path.cwd(),
+        is_parallel=parallel,
+        is_alone=ray is None,
+        variables={REPORT_MEMORY: "1"},
+    )
     machines = Nodes(task) if ray is None or nodes is None else RayNodes(ray, nodes, spare, task)
     saves = saves_checkpoints(document)
     key, planner = _key(command, document), find_planner(folder)
-    return AdaptiveRun(task, machines, key, settings, saves, planner, report_status, measured_steps).train()
+    return AdaptiveRun(
+        task=task,
+        nodes=machines,
+        key=key,
+        settings=settings,
+        saves_checkpoints=saves,
+        planner=planner,
+        report_status=report_status,
+        num_measured_steps=measured_steps,
+    ).train()
 
 
 def find_planner(run_dir: Path) -> Planner:

@@ -60,13 +60,13 @@ def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections
         stage_peak_bytes=tuple(peak + offset for peak in found.stage_peak_bytes),
     )
     return TrainingPlan(
-        _key(found.policy),
-        planned_text(loaded, found, str(config_path)),
-        budget_bytes,
-        found.peak_bytes,
-        found.step_time_ns,
-        _exposed_copy_ns(problem, found),
-        corrections,
+        key=_key(found.policy),
+        yaml_text=planned_text(loaded, found, str(config_path)),
+        budget_bytes=budget_bytes,
+        peak_bytes=found.peak_bytes,
+        step_time_ns=found.step_time_ns,
+        exposed_copy_ns=_exposed_copy_ns(problem, found),
+        corrections=corrections,
     )
 
 

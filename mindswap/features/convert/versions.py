@@ -201,7 +201,15 @@ def _to_2x(document: Document, num_layers: int, tensors: Tensors | None, ops: tu
         if policy.is_swap_enabled and (policy.layer_swap or policy.op_swap):
             tensors.refuse_nothing(before)
         choose = partial(choose_2x, tensors.trace, before.moved, tensors.model.layers[0])
-    converted = to_2x(policy, num_layers, stages, ops[0], names, choose, ops[1])
+    converted = to_2x(
+        policy=policy,
+        num_layers=num_layers,
+        num_stages=stages,
+        num_layer_ops=ops[0],
+        names=names,
+        by_tensor=choose,
+        source=ops[1],
+    )
     # Sections that are missing in the file are not added.
     has = {"swap": "swap_config", "recompute": "recompute_config"}
     sections = {k: v for k, v in converted.sections.items() if document.get(has.get(k, "recompute_config")) is not None}

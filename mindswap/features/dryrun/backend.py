@@ -56,7 +56,16 @@ def run_rank(
             write its memory tables.
     """
     try:
-        return _run_rank(config, folder, rank, num_ranks, report_status, stop, max_s, is_inlined)
+        return _run_rank(
+            config=config,
+            folder=folder,
+            rank=rank,
+            num_ranks=num_ranks,
+            report_status=report_status,
+            stop=stop,
+            max_s=max_s,
+            is_inlined=is_inlined,
+        )
     except OSError as error:  # somebody cleaned up the temporary folder, or the disk is full
         raise LaunchError(
             f"dry run of rank {rank}: {error.filename or folder}: {error.strerror or error}\n"
@@ -96,7 +105,16 @@ def _run_rank(
         raise LaunchError(message)
     report_status("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
     second_folder = folder.with_name(f"{folder.name}_not_inlined")
-    return run_rank(config, second_folder, rank, num_ranks, report_status, stop, max_s, is_inlined=False)
+    return run_rank(
+        config=config,
+        folder=second_folder,
+        rank=rank,
+        num_ranks=num_ranks,
+        report_status=report_status,
+        stop=stop,
+        max_s=max_s,
+        is_inlined=False,
+    )
 
 
 def _raise_stack_limit() -> None:

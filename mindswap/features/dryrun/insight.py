@@ -44,9 +44,9 @@ def dry_run_files(run: DryRun, title: str) -> Files:
 
     pieces = [
         Piece(
-            block.name, block.size_bytes, START_US + block.start,
-            None if block.end == sys.maxsize else START_US + block.end,
-            node(block.start), node(min(block.end, last)), block.stream,
+            name=block.name, size_bytes=block.size_bytes, start_us=START_US + block.start,
+            end_us=None if block.end == sys.maxsize else START_US + block.end,
+            first_node=node(block.start), last_node=node(min(block.end, last)), stream=block.stream,
         )
         for block in sorted(run.blocks, key=lambda block: (block.start, block.end))
     ]  # fmt: skip

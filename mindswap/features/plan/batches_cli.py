@@ -125,7 +125,15 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
     with scratch_folder("batches") as folder, SearchBar() as bar:
         with WorkerPool(args.jobs, args.ray) as pool:
             tick = bar if pool.width == 1 else bar.raise_if_interrupted
-            plans = plan_batches(args.config, asked, options, folder, pool, report_status, tick)
+            plans = plan_batches(
+                config=args.config,
+                requested=asked,
+                options=options,
+                folder=folder,
+                pool=pool,
+                report_status=report_status,
+                tick=tick,
+            )
         best = next((batch_plan for batch_plan in plans if batch_plan.step_plan is not None), None)
         if not args.json:
             print_text(format_batches(plans, file_setup))

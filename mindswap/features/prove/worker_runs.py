@@ -143,7 +143,16 @@ def read_measured(folder: Path, exit_code: int, wall_s: float, is_profiled: bool
     errors = [log.last_error for log in logs if log.last_error and not log.is_finished]
     profile, overlap = _read_profile(folder / "profile")
     error = errors[0] if errors else ""
-    return MeasuredRun(exit_code, wall_s, workers, is_short, overlap, profile, error, is_profiled)
+    return MeasuredRun(
+        exit_code=exit_code,
+        wall_s=wall_s,
+        workers=workers,
+        is_out_of_memory=is_short,
+        overlap=overlap,
+        profile=profile,
+        last_error=error,
+        is_profiled=is_profiled,
+    )
 
 
 def _read_steps(log: Path) -> tuple[ReportedStep, ...]:

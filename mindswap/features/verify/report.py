@@ -36,7 +36,7 @@ def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[s
         f"{format_bytes(total)} swapped per micro-batch"
         + (f", {format_bytes(wasted)} more copied out and never read back" if wasted else "")
     )
-    return _format(effects, HEADER, _row, unit, "swap", notes, verdict)
+    return _format(effects=effects, header=HEADER, row=_row, unit=unit, kind="swap", notes=notes, verdict=verdict)
 
 
 def format_recompute_effect(effects: Sequence[RecomputeEffect], is_ok: bool, notes: Sequence[str] = ()) -> str:
@@ -47,7 +47,15 @@ def format_recompute_effect(effects: Sequence[RecomputeEffect], is_ok: bool, not
         f"swap is off; MindFormers' own recompute in the compiled graph {'does' if is_ok else 'does NOT do'} what "
         f"recompute_config asks: {format_bytes(abs(total))} {'less' if total >= 0 else 'more'} kept per micro-batch"
     )
-    return _format(effects, RECOMPUTE_HEADER, _recompute_row, unit, "recompute", notes, verdict)
+    return _format(
+        effects=effects,
+        header=RECOMPUTE_HEADER,
+        row=_recompute_row,
+        unit=unit,
+        kind="recompute",
+        notes=notes,
+        verdict=verdict,
+    )
 
 
 def _format(effects: Sequence[E], header: Sequence[str], row: Callable[[E, str], tuple[str, ...]], unit: str,

@@ -33,15 +33,15 @@ def gather_software(environ: Mapping[str, str], root: Path = Path("/"), path: Se
     packages["PyYAML"] = packages.pop("pyyaml", [])
     cann_folder, cann = _find_cann(environ, root)
     return Software(
-        sys.version_info[:2],
-        {name: tuple(found) for name, found in packages.items()},
-        __version__,
-        str(Path(__file__).parents[2]),
-        _cann_of_mindspore(packages.get("mindspore", [])),
-        cann,
-        cann_folder,
-        _read_version(root / "usr/local/Ascend/driver/version.info"),
-        count_cards(root / "dev"),
+        python=sys.version_info[:2],
+        packages={name: tuple(found) for name, found in packages.items()},
+        own_version=__version__,
+        own_folder=str(Path(__file__).parents[2]),
+        cann_of_mindspore=_cann_of_mindspore(packages.get("mindspore", [])),
+        cann=cann,
+        cann_folder=cann_folder,
+        driver=_read_version(root / "usr/local/Ascend/driver/version.info"),
+        num_cards=count_cards(root / "dev"),
     )
 
 
@@ -74,24 +74,24 @@ def gather_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machin
     memlock = _find(r"^Max locked memory\s+(\S+)", proc / "self/limits")
     folder = cache_folder(environ)
     return Machine(
-        int(memlock) if memlock.isdecimal() else None,
-        host_memory(root),
-        _size(root / "dev/shm", is_free=False),
-        max(len(nodes), 1),
-        max(sum(bool(cpus & _read_ranges(_read(node / "cpulist"))) for node in nodes), 1),
-        _read(proc / "sys/kernel/numa_balancing").strip() not in ("", "0"),
-        frozenset(_listening(_read(proc / "net/tcp")) | _listening(_read(proc / "net/tcp6"))),
-        _read_pair(_read(proc / "sys/net/ipv4/ip_local_port_range")),
-        frozenset(_read_ranges(_read(proc / "sys/net/ipv4/ip_local_reserved_ports"))),
-        frozenset(place.name for place in (root / "sys/class/net").glob("*")),
-        str(folder),
-        _cache_problem(folder),
-        find_danger(folder),
-        find_unfit(environ),
-        cache_size(folder),
-        _size(Path(environ.get("TMPDIR") or tempfile.gettempdir()), is_free=True),
-        len(cpus),
-        len(_read_ranges(_read(root / "sys/devices/system/cpu/present"))),
+        memlock_bytes=int(memlock) if memlock.isdecimal() else None,
+        host_bytes=host_memory(root),
+        shm_bytes=_size(root / "dev/shm", is_free=False),
+        num_numa_nodes=max(len(nodes), 1),
+        num_allowed_nodes=max(sum(bool(cpus & _read_ranges(_read(node / "cpulist"))) for node in nodes), 1),
+        is_numa_balancing=_read(proc / "sys/kernel/numa_balancing").strip() not in ("", "0"),
+        ports=frozenset(_listening(_read(proc / "net/tcp")) | _listening(_read(proc / "net/tcp6"))),
+        ephemeral_ports=_read_pair(_read(proc / "sys/net/ipv4/ip_local_port_range")),
+        reserved_ports=frozenset(_read_ranges(_read(proc / "sys/net/ipv4/ip_local_reserved_ports"))),
+        interfaces=frozenset(place.name for place in (root / "sys/class/net").glob("*")),
+        cache_folder=str(folder),
+        cache_problem=_cache_problem(folder),
+        cache_danger=find_danger(folder),
+        cache_unfit=find_unfit(environ),
+        cache_bytes=cache_size(folder),
+        tmp_free_bytes=_size(Path(environ.get("TMPDIR") or tempfile.gettempdir()), is_free=True),
+        num_processors=len(cpus),
+        num_installed_processors=len(_read_ranges(_read(root / "sys/devices/system/cpu/present"))),
     )
 
 

@@ -73,7 +73,16 @@ def _is_fraction(value: Any) -> bool:
 def _initial_std(name: str, is_wrong: Any, message: str, allowed: str, key: str = "", fix: str = "") -> Refusal:
     """Return the refusal of an entry of `param_init_std_rules`, or of the value of `key` in it."""
     path = "model.param_init_std_rules"
-    return of_elements(name, path, is_wrong, message, allowed, fix, key, where=lambda v: v.is_newer)
+    return of_elements(
+        name=name,
+        at=path,
+        is_wrong=is_wrong,
+        message=message,
+        allowed=allowed,
+        fix=fix,
+        key=key,
+        where=lambda v: v.is_newer,
+    )
 
 
 def _has_target(entry: Any) -> bool:

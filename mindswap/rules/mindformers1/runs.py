@@ -251,26 +251,26 @@ REFUSALS = (
         "- type: MFLossMonitor",
     ),
     of_elements(
-        "checkpoint-prefix",
-        "callbacks",
-        lambda callback: _is_checkpoint_monitor(callback) and "rank" in callback["prefix"],
-        "the prefix of a CheckpointMonitor must not contain 'rank'",
-        "a name without 'rank'",
-        "{key}: checkpoint",
-        "prefix",
+        name="checkpoint-prefix",
+        at="callbacks",
+        is_wrong=lambda callback: _is_checkpoint_monitor(callback) and "rank" in callback["prefix"],
+        message="the prefix of a CheckpointMonitor must not contain 'rank'",
+        allowed="a name without 'rank'",
+        fix="{key}: checkpoint",
+        key="prefix",
     ),
     of_elements(
-        "checkpoint-redundancy",
-        "callbacks",
-        lambda callback: (
+        name="checkpoint-redundancy",
+        at="callbacks",
+        is_wrong=lambda callback: (
             _is_checkpoint_monitor(callback)
             and callback.get("remove_redundancy")
             and callback.get("checkpoint_format", "ckpt") == "ckpt"
         ),
-        "CheckpointMonitor removes redundancy in safetensors only",
-        "False",
-        "checkpoint_format: safetensors, or {key}: False",
-        "remove_redundancy",
+        message="CheckpointMonitor removes redundancy in safetensors only",
+        allowed="False",
+        fix="checkpoint_format: safetensors, or {key}: False",
+        key="remove_redundancy",
         where=lambda v: v.document.is_legacy,
     ),
     Refusal(

@@ -175,7 +175,17 @@ def read_options(
             fix = f"give {name} on the command line of mindswap convert" if "$" in shown or "`" in shown else ""
             reason = "not known without running the script" if fix else f"not {allowed}"
             message = f"{name}: {shown} is {reason}" if texts else f"{name}: has no value"
-            problems.append(Problem(places[name], RULE, Level.ERROR, message, allowed, fix, name))
+            problems.append(
+                Problem(
+                    location=places[name],
+                    rule=RULE,
+                    level=Level.ERROR,
+                    message=message,
+                    allowed=allowed,
+                    fix=fix,
+                    subject=name,
+                )
+            )
         else:
             values[option.field] = value
     located = tuple((OPTIONS[name].field, places[name]) for name in given if OPTIONS[name].field in values)

@@ -167,5 +167,13 @@ class _Translation:
     def _add(self, level: Level, field: str, message: str, allowed: str = "", fix: str = "") -> None:
         name = option_name(field)
         self.problems.append(
-            Problem(self.options.location_of(field), RULE, level, f"{name}: {message}", allowed, fix, name)
+            Problem(
+                location=self.options.location_of(field),
+                rule=RULE,
+                level=level,
+                message=f"{name}: {message}",
+                allowed=allowed,
+                fix=fix,
+                subject=name,
+            )
         )

@@ -109,13 +109,13 @@ def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tupl
     found = (*_find_listed(options, known), *names, *_check_layers(options))
     return tuple(
         Problem(
-            options.location_of(field),
-            RULE,
-            level,
-            f"{option_name(field)}: {message}",
-            allowed,
-            fix,
-            option_name(field),
+            location=options.location_of(field),
+            rule=RULE,
+            level=level,
+            message=f"{option_name(field)}: {message}",
+            allowed=allowed,
+            fix=fix,
+            subject=option_name(field),
         )
         for level, (field, message, allowed, fix) in found
     )

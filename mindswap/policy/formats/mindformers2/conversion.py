@@ -62,7 +62,18 @@ def to_2x(
     """
     lost: list[str] = []
     origin = f"({source}: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
-    sections = {"swap": _swap_2x(policy, num_layers, num_stages, num_layer_ops, names, lost, by_tensor, origin)}
+    sections = {
+        "swap": _swap_2x(
+            policy=policy,
+            num_layers=num_layers,
+            num_stages=num_stages,
+            num_layer_ops=num_layer_ops,
+            names=names,
+            lost=lost,
+            by_tensor=by_tensor,
+            origin=origin,
+        )
+    }
     sections |= _recompute_2x(policy, num_layers, names, lost)
     return ConvertedSettings(sections, tuple(lost))
 

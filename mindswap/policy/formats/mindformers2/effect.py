@@ -171,7 +171,17 @@ def _apply(
     swapped = wrap("op_swap", named["op_swap"], closed)
     has_pair = is_swapped or index in maps.get("op_swap", {})
     fetch = index + settings.prefetch if has_pair and settings.prefetch is not None else None
-    return LayerOutcome(is_full, recomputed, comm_recomputed, excluded, is_swapped, swapped, fetch, tuple(drops), cells)
+    return LayerOutcome(
+        is_recomputed=is_full,
+        recomputed=recomputed,
+        comm_recomputed=comm_recomputed,
+        excluded=excluded,
+        is_swapped=is_swapped,
+        swapped=swapped,
+        fetch_layer=fetch,
+        drops=tuple(drops),
+        refused_cells=cells,
+    )
 
 
 # What MindFormers 2.1.0 logs about these settings, word for word (without time and file).

@@ -42,14 +42,14 @@ class _Reader:
         is_comm_enabled = self._read_comm()
         mode = self._read_recompute(is_comm_enabled)
         return Settings2x(
-            self.num_layers,
-            self.num_mtp_layers,
-            is_swap_enabled,
-            prefetch,
-            mode,
-            is_comm_enabled,
-            tuple(self.targets),
-            self.parse_issues,
+            num_layers=self.num_layers,
+            num_mtp_layers=self.num_mtp_layers,
+            is_swap_enabled=is_swap_enabled,
+            prefetch=prefetch,
+            mode=mode,
+            is_comm_enabled=is_comm_enabled,
+            targets=tuple(self.targets),
+            parse_issues=self.parse_issues,
         )
 
     def _section(self, name: str) -> DocumentNode | None:
