@@ -1,4 +1,4 @@
-"""A configuration file with what it is based on (`base_config`), as one document."""
+"""Load a configuration file merged with its bases (`base_config`) as one document."""
 
 import contextlib
 import contextvars
@@ -12,9 +12,9 @@ from mindswap.config.parse import parse_file
 from mindswap.config.problem import Level, Location, Problem, find_errors
 from mindswap.files import file_name, package_data
 
-# The `config.json` of Hugging Face that `pretrained_model_dir` names, below what the YAML itself says of the model.
+# Model settings from the Hugging Face `config.json` in `pretrained_model_dir`; the YAML overrides them.
 #
-# MindFormers reads the folder's `config.json` and lays `model.model_config` of the YAML over it, key by key
+# MindFormers reads `config.json` of the folder and merges `model.model_config` of the YAML into it, key by key
 # (models/build_config.py, merge_model_config; trainer/base_trainer.py, create_network). Weights are not needed.
 
 FOLDER_KEY = "pretrained_model_dir"
@@ -25,7 +25,7 @@ _given: contextvars.ContextVar[str | None] = contextvars.ContextVar("pretrained_
 
 @contextlib.contextmanager
 def use_folder(folder: str | None) -> Iterator[None]:
-    """While this lasts, every configuration takes its model from this folder; None leaves what it says itself."""
+    """Take the model of every configuration from a folder inside the context; None changes nothing."""
     token = _given.set(folder)
     try:
         yield
@@ -34,12 +34,12 @@ def use_folder(folder: str | None) -> Iterator[None]:
 
 
 def given_folder() -> str | None:
-    """The folder that the command line names."""
+    """Return the folder of `--pretrained_model_dir`; None without it."""
     return _given.get()
 
 
 def with_model_of_folder(document: Document) -> Document:
-    """The document with the model of the folder below its own `model.model_config`.
+    """Return the document with `model.model_config` merged into the `config.json` of the model folder.
 
     Where the folder has no readable `config.json`, the document has a warning more.
     """
@@ -83,7 +83,7 @@ def as_document(config: str | os.PathLike[str] | Document) -> Document:
 
 
 def load_document(path: str | os.PathLike[str]) -> Document:
-    """Read a configuration file and the files it is based on.
+    """Read a configuration file and its base files.
 
     `base_config` names a file or a list of files, relative to the folder of the file that names
     them. As in MindFormers, of several bases a later one replaces whole top-level keys of an earlier
@@ -95,7 +95,7 @@ def load_document(path: str | os.PathLike[str]) -> Document:
 
 
 def with_form(document: Document) -> Document:
-    """The document with an error more where none of its keys is one of a configuration."""
+    """Return the document with an additional error if no key is one of a configuration."""
     root = document.root
     if root is None or find_errors(document.problems):
         return document
@@ -112,7 +112,7 @@ def with_form(document: Document) -> Document:
 
 
 class _Loader:
-    """Reads each file once, so that files which name each other many times cost nothing."""
+    """Loader that reads each file once, even if it is the base of several files."""
 
     def __init__(self) -> None:
         self._documents: dict[str, Document] = {}
@@ -157,7 +157,7 @@ class _Loader:
 
 
 class _Merger:
-    """Merges mappings key by key; each pair of nodes once, since aliases share nodes."""
+    """Merger of mappings by key; each pair of nodes is merged once, because aliases share nodes."""
 
     def __init__(self) -> None:
         self._merged: dict[tuple[int, int], DocumentNode] = {}
