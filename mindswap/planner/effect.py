@@ -1,4 +1,4 @@
-"""Parts of a policy that the compiler would leave without effect, or copy for nothing: foreseen on the rewritten graph.
+"""Predict, on the rewritten graph, policy entries without effect and copies that free nothing.
 
 `mindswap verify` asks the compiler the same; a planner asks too often for that, and asks `graph.passes` instead.
 """
@@ -48,7 +48,7 @@ def is_fully_effective(model: StepModel, policy: Policy) -> bool:
     return all(effect.matches_policy and not effect.wasted for effect in effects)
 
 
-# Of recompute, where backward runs nothing again.
+# Reasons of recompute entries that recompute nothing.
 NO_EFFECT = (IdleReason.NOT_RECOMPUTED, IdleReason.NOT_CALLED)
 
 
@@ -60,7 +60,7 @@ class EffectPredictor:
         self._known: dict[tuple[object, ...], IneffectiveNames] = {}
 
     def ineffective_names(self, layer_index: int, recompute: Policy, swapped: Iterable[str]) -> IneffectiveNames:
-        """Names to leave out of what is recomputed and swapped in a layer, so that all that is left has its effect."""
+        """Return the names to remove from a policy of a layer so that all remaining entries have an effect."""
         names, found = frozenset(swapped), NO_INEFFECTIVE_NAMES
         key = (self.model.captured.sample.layer_map[layer_index], layer_key(recompute, layer_index), names)
         while key not in self._known:
@@ -76,7 +76,7 @@ class EffectPredictor:
 
 
 def _find_ineffective_names(model: StepModel, policy: Policy, layer_index: int, swapped: Set[str]) -> IneffectiveNames:
-    """The entries behind what a layer does not do as asked; all of `swapped` where they cannot be told."""
+    """Return the names of entries without effect; all of `swapped` if a copy cannot be attributed."""
     effect = predict_effect(model, policy, layer_index)
     patterns = {exact_pattern(name): name for name in swapped}
     not_again = {idle.entry for idle in effect.idle if idle.reason in (*NO_EFFECT, IdleReason.GATHERED)}
@@ -93,7 +93,7 @@ def _find_ineffective_names(model: StepModel, policy: Policy, layer_index: int, 
 # rule 2 of "Fine-Grained Activations SWAP" of MindFormers: for an operator with SWAP enabled whose output is used by an
 # operator with recomputation enabled, SWAP does not take effect. MindSpore 2.9.0 inserts the copies all the same.
 
-# The name that covers every operator of a layer: it is recomputed whole.
+# The name of all operators of a layer, for full recompute.
 ALL_OPERATORS = ""
 
 # Operator path -> paths of the operators of the same layer that use its output.
@@ -140,7 +140,7 @@ def coupled_swaps(uses: Consumers, swapped: Iterable[str], recomputed: Sequence[
 
 
 def is_coupled(model: StepModel, uses: Sequence[Consumers], policy: Policy) -> bool:
-    """A policy in layer indices swaps what recomputed operators of the same layer use; `uses` is of compiled layers."""
+    """Return whether a policy swaps tensors that recomputed operators of the layer use; `uses` by compiled layer."""
     layers = {(kind, layer_key(policy, index)): index for index, kind in enumerate(model.captured.sample.layer_map)}
     for (kind, _), index in layers.items():
         layer = resolve_layer(policy, index, model.captured.trees[kind])

@@ -1,4 +1,4 @@
-"""Linear programmes, solved with HiGHS itself.
+"""Linear programs, solved by HiGHS through `highspy`.
 
 `scipy.optimize` has HiGHS, too, but takes half a second to import, and its `milp` prints to the terminal in some
 solutions, whatever it is told (github.com/jump-dev/HiGHS.jl, issue 312).
@@ -16,7 +16,7 @@ import numpy as np
 
 # Sums of variables: for each, variable -> factor.
 SparseRows = Sequence[Mapping[int, float]]
-# One after the other, until one gives an answer: what HiGHS chooses gives none once in thousands of programmes.
+# Tried in order until one solves the program: the default fails about once in thousands of programs.
 METHODS = ("choose", "simplex", "ipm")
 
 
@@ -26,7 +26,7 @@ class UnsolvedError(Exception):
 
 @dataclass(frozen=True)
 class Solution:
-    """Variables at the least cost."""
+    """An optimal solution."""
 
     cost: float
     variables: np.ndarray  # shape (variables,)
@@ -50,7 +50,7 @@ def solve_linear(
     num_integers: int = 0,
     **options: Any,
 ) -> Solution | None:
-    """Variables of at least 0 at the least cost; None if none keep all limits.
+    """Minimize a linear cost over non-negative variables; return None if the program is infeasible.
 
     Args:
         cost: of a unit of each variable, shape (variables,).

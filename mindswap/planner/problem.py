@@ -8,7 +8,7 @@ from mindswap.simulator.step_model import StepModel
 
 
 class Objective(Enum):
-    """Figure that shall be least within the budget."""
+    """Quantity to minimize within the budget."""
 
     TIME = "time"  # step time
     MEMORY = "memory"  # peak memory, among the policies that cost next to no time
@@ -56,7 +56,7 @@ class PlanProblem:
 
 # `Compared.name` of the policy that the configuration has.
 YOURS = "your file"
-# And of the plan without a limit of entries, beside a simple one.
+# Name of the plan without a limit of entries, when compared with a simple one.
 FULL = "full plan"
 
 

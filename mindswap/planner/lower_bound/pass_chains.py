@@ -1,13 +1,13 @@
-"""Passes of a pipeline, and chains of passes of which each waits for the one before it, whatever a policy does.
+"""Passes of a pipeline, and chains of dependent passes whose length bounds the step time under every policy.
 
 Proof that no step is shorter than a chain: each stage runs its passes in the order of the schedule, and each of its
-streams its operators in the order in which they are issued. So without copies the moments at which operators end are
-sums and maxima of durations: none ends sooner because another one takes longer. Copies only hold operators up, however
-they share the link. The longest chain is the step that keeps everything. With another policy
+streams its operators in issue order. So without copies, end times are sums and maxima of durations: no operator ends
+earlier because another one takes longer. Copies only delay operators, however they share the link. The longest chain is
+the step that keeps everything. Under another policy
 
-- a forward pass may take less, as it need not write what nobody holds: that is granted to each;
-- what runs again stands between the operators of a backward pass and behind what the pass receives. Chains that enter
-  the pass on the compute stream or by what it receives get longer by it, but for what communication within the pass
+- a forward pass may be shorter, because it need not store tensors that nothing holds: granted to each pass;
+- recomputed operators run between the operators of a backward pass, after the tensor that the pass receives. Chains
+  that enter the pass on the compute stream or by the received tensor get longer by them, except for what communication
   hides (`TensorGraph.gaps`); those that wait for the network alone need not.
 
 Two stages, of which the second keeps the first one waiting; the longest chain is F0, F0, B0, B0, B1:
@@ -37,7 +37,7 @@ PassKey = tuple[int, int, bool, int]  # stage, virtual chunk, is forward, piece 
 
 
 class PassLatency(NamedTuple):
-    """Longest ways through a pass; `NEVER_NS` where there is none."""
+    """Longest dependency paths through a pass, in ns; `NEVER_NS` if there is none."""
 
     compute_ns: int  # to the end of the last operator on the compute stream
     network_ns: int  # to the end of the last one on the communication stream: what is sent is there
@@ -46,7 +46,7 @@ class PassLatency(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PassTimes:
-    """Least times of a pass of a virtual chunk."""
+    """Minimum times of a pass of a virtual chunk."""
 
     latencies: tuple[
         PassLatency, ...
@@ -104,7 +104,7 @@ def _durations_ns(stage_pass: StagePass, piece: int) -> np.ndarray:
 
 
 def _latency(stage_pass: StagePass, piece: int, source: int) -> PassLatency:
-    """The ways from when a stream is free, or from what is received."""
+    """Return the longest paths from the time at which a stream is free, or a tensor is received."""
     kinds, waits = stage_pass.columns["kind"].tolist(), stage_pass.columns["wait_op"].tolist()
     durations_ns = _durations_ns(stage_pass, piece).tolist()
     free_ns = [NEVER_NS] * 3
@@ -152,7 +152,7 @@ class StepPasses:
         object.__setattr__(self, "longest", self._chain([0] * self.layout.num_stages))
 
     def longest_chain(self, recompute_ns: Sequence[float]) -> Chain:
-        """The longest chain if each micro-batch runs again so much on each stage, as much in each virtual chunk."""
+        """Return the longest chain for a given recompute time per micro-batch of each stage, spread over its chunks."""
         grow_ns = [
             int(own_ns) // len(chunks_of_stage)
             for own_ns, chunks_of_stage in zip(recompute_ns, self.layout.chunks, strict=True)
@@ -174,7 +174,7 @@ class StepPasses:
         )
 
     def _longest(self, grow_ns: Sequence[int]) -> _ChainEnd:
-        """Lays pass behind pass, on each stage until one waits for what another stage has not sent yet."""
+        """Schedule the passes of each stage in order, until one waits for a tensor not sent yet; repeat."""
         pending = [list(reversed(self.layout.passes(stage))) for stage in range(self.layout.num_stages)]
         ends = [[_ChainEnd(0), _ChainEnd(0)] for _ in pending]  # of the compute stream and the network of each stage
         sent: dict[tuple[int, int, int, bool], _ChainEnd] = {}
@@ -206,7 +206,7 @@ def _extend_chains(
     for target in (COMPUTE, NETWORK):
         longest = _ChainEnd(NEVER_NS)
         for source, (chain_end, latency) in enumerate(zip(sources, times.latencies, strict=True)):
-            # What the network has to do at last, if it is not to send, may come before all that runs again.
+            # Final communication that sends nothing may precede all recompute.
             has_all = source != NETWORK and (target == COMPUTE or times.send is not None)
             end_ns = chain_end.end_ns + latency[target] + has_all * grow_ns
             if end_ns > longest.end_ns:
