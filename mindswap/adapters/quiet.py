@@ -100,7 +100,7 @@ def quiet() -> Iterator[Path]:
     """
     remove_abandoned()
     was_collecting = gc.isenabled()
-    gc.disable()  # garbage collection over new modules takes a quarter of the import time of MindFormers
+    gc.disable()  # garbage collection over new modules takes 5 % of the CPU time of importing MindFormers
     try:
         with (
             scratch_folder("compile", kept_on=(Exception,)) as folder,
