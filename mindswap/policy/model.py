@@ -106,7 +106,7 @@ _REQUIRE: dict[str, Callable[[object], None]] = {
 
 @dataclass(frozen=True)
 class _ValidatedEntry:
-    """An entry, whose values are looked at when it is made."""
+    """Base of entries, which validates the fields on construction."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -123,12 +123,12 @@ class LayerSwap(_ValidatedEntry):
 
 @dataclass(frozen=True)
 class OpSwap(_ValidatedEntry):
-    r"""Offload the operators that `pattern` names in these layers.
+    r"""Offload the operators that `pattern` matches in these layers.
 
     Attributes:
         pattern: parts joined by `\.`; each part is a regular expression that must match the whole
-            name of one level below the layer, the last part names a cell or a primitive.
-        layers: layers in which the pattern acts.
+            name of one level below the layer; the last part matches a cell or a primitive.
+        layers: layers to which the entry applies.
         prefetch: prefetch distance in operators (`backward_prefetch` in YAML), at least 1.
     """
 
@@ -139,14 +139,14 @@ class OpSwap(_ValidatedEntry):
 
 @dataclass(frozen=True)
 class OpRecompute(_ValidatedEntry):
-    """Recompute the operators that `pattern` names in these layers (pattern as in `OpSwap`)."""
+    """Recompute the operators that `pattern` matches in these layers (pattern as in `OpSwap`)."""
 
     pattern: str
     layers: Layers
 
 
 def _entries(name: str, given: object) -> tuple[Any, ...]:
-    """The value of a field of `ENTRY_FIELDS` as a tuple."""
+    """Convert the value of a field of `ENTRY_FIELDS` to a tuple of entries, or raise MindswapError."""
     kind = {"layer_swap": LayerSwap, "op_swap": OpSwap}.get(name, OpRecompute)
     entries = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     wrong = [entry for entry in entries if not isinstance(entry, kind)]
@@ -158,10 +158,10 @@ def _entries(name: str, given: object) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Policy:
-    """Requested swap and recompute, in one form.
+    """Requested swap and recompute, normalized.
 
-    Where entries overlap, this order decides, weakest first: layer_swap (the first entry that has
-    the layer), then op_swap in order (a later pattern overrides an earlier one). Full recompute of a
+    Precedence of overlapping entries, lowest first: layer_swap (the first entry that lists the layer), then op_swap in
+    order (a later pattern overrides an earlier one). Full recompute of a
     layer overrides select recompute of its operators; the exclude options override both.
 
     In Python, entries may be given as any sequence: `Policy(op_swap=[OpSwap("attention", Layers(0, 3), 20)])`.
@@ -219,15 +219,15 @@ class Policy:
                 raise MindswapError(f"{name}={getattr(self, name)!r}\n    allowed: True or False")
 
     def combined_with(self, fixed: "Policy") -> "Policy":
-        """This with the entries of another on operators, which go before; swap is on."""
-        both: dict[str, Any] = {}
+        """Return this policy with the operator entries of `fixed` added with higher precedence, and swap on."""
+        combined: dict[str, Any] = {}
         for name in ("op_swap", "select_recompute"):
-            own = getattr(self, name)
-            both[name] = (*own, *(entry for entry in getattr(fixed, name) if entry not in own))
-        return replace(self, is_swap_enabled=True, **both)
+            entries = getattr(self, name)
+            combined[name] = (*entries, *(entry for entry in getattr(fixed, name) if entry not in entries))
+        return replace(self, is_swap_enabled=True, **combined)
 
     def to_config(self) -> dict[str, Any]:
-        """`{"swap_config": ..., "recompute_config": ...}` in MindFormers' spelling; `mindswap` where it is needed."""
+        """Return `{"swap_config": ..., "recompute_config": ...}` as in MindFormers YAML, and `mindswap` if needed."""
         if not self.is_swap_enabled:
             return {"swap_config": {"swap": False}}
         swap: dict[str, Any] = {"swap": True}
