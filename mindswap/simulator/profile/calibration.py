@@ -1,6 +1,6 @@
-"""A profile and a device -> durations of operators, and the device with the figures of its links as they were.
+"""Calibration of a device with a profile: durations of operators, and fitted parameters of the links.
 
-Times of copies are fitted as `t = a + size / b`, collectives as shares of links.
+Times of copies are fitted as `t = a + size / b`, collectives as fractions of the link bandwidth.
 """
 
 import statistics
@@ -24,37 +24,43 @@ from mindswap.simulator.profile.profile import (
 )
 from mindswap.units import NS_PER_S, format_bytes
 
-MIN_SAMPLES = 3  # of copies, collectives or kernels; fewer say nothing
-# The time of smaller copies is mostly their fixed part, and small messages of collectives wait more than they move.
+MIN_SAMPLES = 3  # minimum number of copies, collectives or kernels for a fit
+# Smaller copies are dominated by latency, and small messages of collectives by waits.
 LARGE_BYTES = 2**20
-# A collective says how fast links are when they are busy for this much of it.
+# Minimum busy fraction of a collective's time for it to be used in a fit, in thousandths.
 BUSY_PERMILLE = 800
-# A copy counts as contended when this much of it runs beside copies in the other direction.
+# Minimum fraction of a contended copy that overlaps copies in the other direction, in thousandths.
 CONTENDED_PERMILLE = 900
 
 
 @dataclass(frozen=True)
 class LinkFit:
-    """One direction of the link to the host."""
+    """Fit of one direction of the link to the host: `t = a + size / b`."""
 
     bandwidth_bytes_per_s: int  # b
     latency_ns: int  # a, not below 0
-    num_copies: int  # copies that were fitted: those that had the link to themselves
-    num_large: int  # those of them that tell of the bandwidth: of `LARGE_BYTES` or more
-    middle_error_permille: int  # how far fitted times are from measured ones
-    largest_error_permille: int
+    num_copies: int  # copies used in the fit: those without copies in the other direction
+    num_large: int  # those of at least `LARGE_BYTES`, which determine the bandwidth
+    middle_error_permille: int  # median relative error of fitted times, in thousandths
+    largest_error_permille: int  # maximum relative error
 
     def duration_ns(self, size_bytes: int) -> int:
-        """Return the time of a copy of this size."""
+        """Return the time of a copy of this size in ns."""
         return self.latency_ns + size_bytes * NS_PER_S // self.bandwidth_bytes_per_s
 
 
 def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
-    """Least squares over the copies of one direction that ran while none ran the other way.
+    """Fit latency and bandwidth to the copies of one direction that ran without copies in the other direction.
 
-    Copies of one size count with their middle time, as often as there are: one that was held up moves nothing. With
-    one size only, or where the line would begin below zero, the latency is 0. None with fewer than three copies, or
-    where larger copies were not slower.
+    Weighted least squares over the median time of each size, because the median is robust against delayed copies. The
+    latency is 0 with one size only, or if the fitted latency is negative.
+
+    Args:
+        copies: copies of both directions.
+        is_out: whether to fit offloads.
+
+    Returns:
+        The fit; None with fewer than three copies, or if larger copies are not slower.
     """
     pairs = zip(copies, _overlaps(copies), strict=True)
     alone = [copy for copy, overlap in pairs if copy.is_out is is_out and copy.duration_ns and not overlap]
@@ -79,13 +85,21 @@ def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
 def fit_share(
     transfers: Iterable[Transfer], link: str, bandwidth_bytes_per_s: int, latency_ns: int = 0
 ) -> tuple[int, int, int] | None:
-    """Share of the bandwidth of one link of a kind (`Transfer.link`) that collectives reach, from start to end.
+    """Fit the fraction of a link's bandwidth that collectives reach from start to end.
 
-    In thousandths, with the number of collectives that were compared, and how far times by it are from measured ones.
+    Of equal collectives of the same size the fastest is used, because the others waited for a rank. The number of
+    parallel links follows from link time / elapsed time. A collective whose links were busy for less than
+    `BUSY_PERMILLE` of that time also waited, and is ignored.
 
-    Of the same collective of the same size the quickest counts: the others waited for a rank. So many links worked
-    side by side as it takes to move the bytes in that time. Where those were busy for less than `BUSY_PERMILLE` of it,
-    even the quickest waited, and says nothing. None without large transfers that say something.
+    Args:
+        transfers: transfers of collectives.
+        link: kind of link (`Transfer.link`).
+        bandwidth_bytes_per_s: bandwidth of one link of this kind.
+        latency_ns: fixed time of a collective.
+
+    Returns:
+        Fraction in thousandths, number of collectives, and median relative error in thousandths; None without usable
+        transfers.
     """
     groups: dict[tuple[str, int], list[Transfer]] = {}
     for transfer in transfers:
@@ -106,10 +120,16 @@ def fit_share(
 
 
 def fit_contention(copies: Sequence[ProfiledCopy], out: LinkFit | None, back: LinkFit | None) -> tuple[int, int] | None:
-    """Rate of copies while the other direction copies too; `out` and `back` are what they take alone.
+    """Fit the rate of copies while the other direction copies too.
 
-    The middle of (time alone / time measured) in thousandths, at most 1000, and of how many copies; None with fewer
-    than three.
+    Args:
+        copies: copies of both directions.
+        out: fit of offloads on an idle link.
+        back: fit of prefetches on an idle link.
+
+    Returns:
+        Median of (time alone / measured time) in thousandths, at most 1000, and the number of copies; None with fewer
+        than three.
     """
     rates = []
     for copy, overlap in zip(copies, _overlaps(copies), strict=True):
@@ -120,7 +140,7 @@ def fit_contention(copies: Sequence[ProfiledCopy], out: LinkFit | None, back: Li
 
 
 def _overlaps(copies: Sequence[ProfiledCopy]) -> np.ndarray:
-    """For each copy, ns during which copies of the other direction ran on the same rank."""
+    """Return for each copy the ns during which copies of the other direction ran on the same rank."""
     rows = [(copy.start_ns, copy.duration_ns, 2 * copy.rank + copy.is_out) for copy in copies]
     start, duration, stream = np.array(rows, np.int64).reshape(-1, 3).T
     end, result = start + duration, np.zeros(len(copies), np.int64)
@@ -132,27 +152,27 @@ def _overlaps(copies: Sequence[ProfiledCopy]) -> np.ndarray:
 
 
 def _passed(since: np.ndarray, until: np.ndarray) -> np.ndarray:
-    """Sum of the times from each of the earlier moments on until each of the others."""
+    """Return for each `until` the sum of the times since all earlier `since`."""
     since = np.sort(since)
     number = np.searchsorted(since, until)
     return number * until - np.append(0, np.cumsum(since))[number]
 
 
-# Kernels and the step times are from the same run: their sums agree but for what ran beside each other.
+# Limits of kernel time / computing time of the steps: both are from the same run, and differ only by overlap.
 FEWEST_PERMILLE, MOST_PERMILLE = 800, 1200
 
 
 @dataclass(frozen=True)
 class FigureFit:
-    """Fit of one figure to a profile."""
+    """Fit of one device parameter to a profile."""
 
-    name: str  # of the figure
-    before: int  # of the device that was begun with, in its smallest unit
-    fitted: int | None = None  # by the profile; None if it shows nothing
+    name: str  # name of the figure in `hardware.FIGURES`
+    before: int  # value of the given device, in its smallest unit
+    fitted: int | None = None  # fitted value; None if the profile has no data for it
     num_samples: int = 0  # copies or collectives
-    # middle, over copies or transfers, of how far times by the fit are from those measured; None without any
+    # median relative error of the fit over copies or transfers, in thousandths; None without any
     residual_permille: int | None = None
-    objection: str = ""  # why the figure stays as it was; empty if it is replaced
+    objection: str = ""  # reason to keep the value of the device; "" if it is replaced
 
     @property
     def is_accepted(self) -> bool:
@@ -162,27 +182,32 @@ class FigureFit:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Durations and figures from a profile."""
+    """Operator durations and device parameters from a profile."""
 
-    device: Device  # with the new figures, and the profile as their source
-    measurements: tuple[Measurement, ...]  # durations of operators, the largest sum first
-    figures: tuple[FigureFit, ...]  # every figure that a profile can show, with what this one does
-    links: Mapping[str, LinkFit]  # the fits of both directions, by figure; only those that could be fitted
-    others: tuple[tuple[str, int], ...]  # kernels that `measurements` lack, and their time, the largest first
+    device: Device  # device with the new figures, and the profile as their source
+    measurements: tuple[Measurement, ...]  # durations of operators, in descending order of total time
+    figures: tuple[FigureFit, ...]  # all figures that a profile can determine
+    links: Mapping[str, LinkFit]  # name of the figure -> successful fit of one direction
+    others: tuple[tuple[str, int], ...]  # (kernel, total ns) of kernels without measurement, in descending order
     num_kernels: int  # runs of compute kernels in the profile
-    kernels_ns: int  # their time
-    num_covered: int  # those that `measurements` have
-    covered_ns: int
-    notes: tuple[str, ...]  # what could not be done, and why
+    kernels_ns: int  # their total time
+    num_covered: int  # runs that `measurements` cover
+    covered_ns: int  # their total time
+    notes: tuple[str, ...]  # caveats
 
     @property
     def changes(self) -> tuple[FigureFit, ...]:
-        """The figures that are replaced."""
+        """The device parameters that are replaced."""
         return tuple(figure for figure in self.figures if figure.is_accepted)
 
 
 def calibrate(profile: Profile, device: Device) -> Calibration:
-    """Durations of operators, and the device with the figures of links that a profile shows; all others stay."""
+    """Compute operator durations and link parameters from a profile; other device parameters are unchanged.
+
+    Args:
+        profile: profile of one or more ranks.
+        device: device whose parameters are used where the profile has none.
+    """
     kernels = [kernel for kernel in profile.kernels if ComputeUnit.NETWORK not in kernel.units]
     measurements = measure(kernels)
     links = _links(profile, device)
@@ -213,7 +238,7 @@ def calibrate(profile: Profile, device: Device) -> Calibration:
 
 
 def _links(profile: Profile, device: Device) -> dict[str, LinkFit | None]:
-    """Fits of both directions; None where times do not grow with sizes: no link is faster than device memory."""
+    """Fit both directions; None if times do not grow with sizes, because no link is faster than device memory."""
     fits = {"d2h": fit_link(profile.copies, True), "h2d": fit_link(profile.copies, False)}
     limit = device.memory_bandwidth_bytes_per_s
     return {name: fit if fit and fit.bandwidth_bytes_per_s <= limit else None for name, fit in fits.items()}

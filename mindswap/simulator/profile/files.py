@@ -1,7 +1,7 @@
-"""Places of profiles: a folder, its ranks, and in each the files that are recognised by what they hold.
+"""Search for profiles: a folder, its ranks, and in each the files, which are recognised by their content.
 
 The profilers of MindSpore and torch_npu write `<rank>_ascend_ms/ASCEND_PROFILER_OUTPUT` (`_ascend_pt`), CANN's msprof
-`PROF_*/mindstudio_profiler_output`. The first keeps the second beside it: then the first counts.
+`PROF_*/mindstudio_profiler_output`. If the first is next to the second, the first is read.
 """
 
 import os
@@ -26,10 +26,10 @@ from mindswap.simulator.profile.trace import read_copies
 
 OUTPUT_FOLDERS = ("ASCEND_PROFILER_OUTPUT", "mindstudio_profiler_output")
 RANK_ENDINGS = ("_ascend_ms", "_ascend_pt")
-# Those of the frameworks go before those of msprof.
+# Tables of the frameworks take precedence over those of msprof.
 KERNEL_TABLES = ("kernels", "summary")
 MAX_DEPTH = 6
-# Enough of a JSON file to tell what it is.
+# Length of the prefix by which a JSON file is recognised.
 SNIFFED_BYTES = 2**16
 MAX_INFO_BYTES = 2**20
 AS_WRITTEN = "analyse the profile again and leave its files as they are: a spreadsheet writes other ones"
@@ -37,7 +37,7 @@ AS_WRITTEN = "analyse the profile again and leave its files as they are: a sprea
 
 @dataclass(frozen=True)
 class RankFiles:
-    """The files of one rank."""
+    """Files of one rank."""
 
     folder: Path  # where they are
     files: dict[str, tuple[Path, ...]]  # by what they hold
@@ -48,10 +48,10 @@ class RankFiles:
 
 
 def find_profiles(path: Path) -> tuple[RankFiles, ...]:
-    """The files of each rank below a folder, or a single file.
+    """Find the files of each rank in a folder, or take a single file.
 
     Args:
-        path: the folder that the profiler was given, that of a rank, that with the files, or a table of kernels.
+        path: output folder of the profiler, folder of a rank, folder with the files, or a table of kernels.
 
     Raises:
         CostError: if there is no profile.
@@ -77,16 +77,20 @@ def find_profiles(path: Path) -> tuple[RankFiles, ...]:
 
 
 def read_bytes(ranks: Iterable[RankFiles]) -> int:
-    """Bytes of all traces and tables of kernels, which are what takes long to read."""
+    """Return the bytes of all traces and tables of kernels, which take most of the reading time."""
     files = [file for rank in ranks for file in (*rank.get(*KERNEL_TABLES), *rank.get("trace"))]
     return sum(file.stat().st_size for file in files)
 
 
 def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) -> Profile:
-    """Read the profiles of all ranks below a folder as one; `progress`, given the bytes to read, is told of those read.
+    """Load the profiles of all ranks in a folder as one.
+
+    Args:
+        path: see `find_profiles`.
+        progress: called with the number of bytes to read; returns a callback for the bytes read so far.
 
     Raises:
-        CostError: if there is none, or a file is not what a profiler writes.
+        CostError: if there is no profile, or a file is invalid.
     """
     ranks = find_profiles(path)
     told = progress(read_bytes(ranks)) if progress else None
@@ -121,7 +125,7 @@ def _load(path: Path, ranks: Sequence[RankFiles], progress: Progress | None) -> 
 
 
 def _walk(path: Path, names: list[str]) -> Iterator[Path]:
-    """The folder and those below it, in order, links left out; `names` gets the names of everything seen."""
+    """Yield a folder and its subfolders in order, without links; append the names of all entries to `names`."""
     for parent, folders, files in os.walk(path):
         depth = len(Path(parent).relative_to(path).parts)
         folders[:] = sorted(folders) if depth < MAX_DEPTH else []
@@ -130,7 +134,7 @@ def _walk(path: Path, names: list[str]) -> Iterator[Path]:
 
 
 def _rank_of(folder: Path) -> Path:
-    """The folder that all files of a rank are below."""
+    """Return the folder that contains all files of a rank."""
     for parent in (folder, *folder.parents):
         if parent.name.endswith(RANK_ENDINGS):
             return parent
@@ -169,14 +173,14 @@ def _recognise(file: Path) -> str | None:
 
 
 def _with_info(rank: RankFiles) -> RankFiles:
-    """With the files that stand beside the folder: settings of the profiler, blocks of memory."""
+    """Add files next to the folder: settings of the profiler, blocks of memory."""
     beside = _recognise_all(rank.folder.parent)
     wanted = {"info", "blocks"} & beside.keys() - rank.files.keys()
     return RankFiles(rank.folder, {**rank.files, **{kind: beside[kind] for kind in wanted}})
 
 
 def _level(files: tuple[Path, ...]) -> str:
-    """`Level1` from `profiler_info_0.json`, wherever it stands there; empty if it does not."""
+    """Return the profiler level, such as `Level1`, from `profiler_info_0.json`; "" if it is not there."""
     for file in files:
         try:
             with file.open(encoding="utf-8", errors="replace") as stream:

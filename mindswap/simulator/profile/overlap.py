@@ -1,4 +1,4 @@
-"""Share of the copies between device and host that runs while the device computes."""
+"""Overlap of copies between device and host with compute and communication."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True)
 class Overlap:
-    """Copies of a profile, each of its nanoseconds counted once: hidden, beside communication or exposed."""
+    """Copies of a profile: each ns is overlapped by compute, overlapped by communication only, or exposed."""
 
     num_copies: int  # copies between device and host
     size_bytes: int | None  # of all copies; None where the profile has no sizes
     copy_ns: int  # sum of their durations
-    hidden_ns: int  # of that, while the device computed
-    communication_ns: int  # of that, while it only communicated
-    compute_ns: int  # time in which the device computed
+    hidden_ns: int  # part of `copy_ns` that compute overlaps
+    communication_ns: int  # part of `copy_ns` that only communication overlaps
+    compute_ns: int  # busy time of compute
 
     @property
     def exposed_ns(self) -> int:
-        """Copy time in which the device did nothing else."""
+        """Copy time during which the device was otherwise idle, in ns."""
         return self.copy_ns - self.hidden_ns - self.communication_ns
 
     @property
     def hidden_permille(self) -> int | None:
-        """Share of the copy time that is hidden under compute; None without copies."""
+        """Fraction of the copy time that compute overlaps, in thousandths; None without copies."""
         return self.hidden_ns * 1000 // self.copy_ns if self.copy_ns else None
 
 
@@ -40,9 +40,13 @@ def measure_overlap(
     communication: Iterable[Interval],
     size_bytes: int | None = None,
 ) -> Overlap:
-    """Lay the copies over what else the device did.
+    """Measure the overlap of copies with compute and communication.
 
-    Two copies that run at once count both; kernels (`compute`) and collectives may overlap each other.
+    Args:
+        copies: (start, end) of each copy in ns; simultaneous copies count separately.
+        compute: intervals of kernels, which may overlap each other.
+        communication: intervals of collectives, which may overlap each other.
+        size_bytes: size of all copies; None if unknown.
     """
     computing = union(compute)
     busy = union([*computing, *communication])
@@ -59,7 +63,7 @@ def measure_overlap(
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time as intervals that do not touch, in order."""
+    """Return the union of intervals as disjoint intervals in ascending order."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:
@@ -70,7 +74,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _shared(copy: Interval, others: Sequence[Interval]) -> int:
-    """Time that a copy has in common with intervals that do not touch each other."""
+    """Return the time that a copy shares with disjoint intervals."""
     return sum(max(0, min(copy[1], end) - max(copy[0], start)) for start, end in others)
 
 
@@ -87,9 +91,9 @@ COMPUTING, COMMUNICATION = "Computing", "Communication"
 
 
 def trace_overlap(events: Iterable[Any]) -> Overlap | None:
-    """The overlap in the Chrome trace of one rank; None where no device computed, as in that of a CPU.
+    """Measure the overlap in the Chrome trace of one rank; None if no device computed, as in a trace of a CPU.
 
-    What is no event, or has no times, is left out.
+    Entries that are no events or have no times are ignored.
     """
     rows = [event for event in events if isinstance(event, Mapping)]
     process = {

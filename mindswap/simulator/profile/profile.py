@@ -1,4 +1,4 @@
-"""Profile of a real machine: kernels, copies, collectives and steps as plain data, and durations of operators."""
+"""Profile of a real machine as plain data: kernels, copies, collectives, steps, and durations of operators."""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -26,9 +26,9 @@ class ProfiledKernel:
     duration_ns: int  # on the device
     inputs: tuple[TensorType, ...] | None  # None where the profile has none that can be read
     outputs: tuple[TensorType, ...] | None
-    core: str = "AI_CORE"  # what ran it, as the profile calls it
-    is_plain: bool = True  # every tensor is laid out as its shape says; formats such as FRACTAL_NZ split and pad it
-    num_blocks: int = 0  # parts that it was split into, one for each core; 0 where the profile does not say
+    core: str = "AI_CORE"  # type of core, as the profile names it
+    is_plain: bool = True  # all tensors have plain layouts; formats such as FRACTAL_NZ are tiled and padded
+    num_blocks: int = 0  # blocks of the launch, one for each core; 0 if the profile has no such column
 
     @property
     def units(self) -> tuple[ComputeUnit, ...]:
@@ -38,7 +38,7 @@ class ProfiledKernel:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCopy:
-    """One copy between device and host; `rank` tells apart clocks of different ranks."""
+    """One copy between device and host; ranks have different clocks, so `rank` tells them apart."""
 
     start_ns: int
     duration_ns: int
@@ -49,18 +49,18 @@ class ProfiledCopy:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Bytes that one collective sent over one kind of link."""
+    """Bytes that one collective transferred over one kind of link."""
 
     op: str  # its name in the profile, such as `hcom_allReduce__271_0_1`
     link: str  # HCCS, RDMA, PCIE, SIO
     size_bytes: int  # sum over all links of this kind
-    link_ns: int  # sum of the times of all links of this kind; links work side by side
-    elapsed_ns: int  # from its start to its end on this rank, waiting for other ranks included
+    link_ns: int  # sum of the times of all links of this kind; links work in parallel
+    elapsed_ns: int  # from start to end on this rank, including waits for other ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One step in the words of step_trace_time.csv, in ns: the three parts add up to the step."""
+    """One step as in step_trace_time.csv, in ns; the three parts add up to the step."""
 
     computing_ns: int
     exposed_communication_ns: int
@@ -76,26 +76,27 @@ class Share:
 class Profile:
     """Profiles of one or more ranks of the same kind of card."""
 
-    folder: str  # where they were read
-    kernels: tuple[ProfiledKernel, ...]  # every run of a kernel
-    # copies between device and host whose size is known, in order of start for each rank
+    folder: str  # folder of the files
+    kernels: tuple[ProfiledKernel, ...]  # all runs of kernels
+    # copies between device and host with known size, by start time for each rank
     copies: tuple[ProfiledCopy, ...]
-    steps: tuple[Share, ...]  # each step of each rank
-    peak_memory_bytes: int | None  # highest use of the memory pool; None if memory was not profiled
-    notes: tuple[str, ...]  # what is missing, and what it would be good for
-    transfers: tuple[Transfer, ...] = ()  # what collectives sent
-    num_ranks: int = 1  # how many
-    num_unsized_copies: int = 0  # copies of the trace without a size: profiler levels below Level2 leave it out
+    steps: tuple[Share, ...]  # all steps of all ranks
+    peak_memory_bytes: int | None  # peak use of the memory pool; None if memory was not profiled
+    notes: tuple[str, ...]  # missing data, and its effect
+    transfers: tuple[Transfer, ...] = ()  # transfers of collectives
+    num_ranks: int = 1  # number of ranks
+    num_unsized_copies: int = 0  # copies without a size: only profiler level Level2 records it
     level: str = ""  # profiler level as the profiler wrote it; empty if it did not
 
 
-# Kernels -> durations of operators.
+# Durations of operators from kernels.
 
 
 def can_measure(kernel: ProfiledKernel) -> bool:
-    """It ran on the units that its operator belongs to, and its tensors are known and laid out plainly.
+    """Return whether a kernel can be matched to an operator.
 
-    A matrix product on the vector units, or the other way round, is another kernel with the same name.
+    It ran on the units of its operator, and its tensors are known and have plain layouts. A matrix product on the
+    vector units, or the reverse, is a different kernel with the same name.
     """
     if not kernel.is_plain or kernel.inputs is None or kernel.outputs is None:
         return False
@@ -103,7 +104,7 @@ def can_measure(kernel: ProfiledKernel) -> bool:
 
 
 def is_matrix_kernel(kernel: ProfiledKernel) -> bool:
-    """Its operator belongs on the matrix units."""
+    """Return whether its operator runs on the matrix units."""
     return classify(_key_of(kernel).op).unit is ComputeUnit.MATRIX
 
 
@@ -112,7 +113,7 @@ def _key_of(kernel: ProfiledKernel) -> MeasuredKey:
 
 
 def measure(kernels: Iterable[ProfiledKernel]) -> tuple[Measurement, ...]:
-    """The median duration of each operator with the same types, the largest sum first."""
+    """Compute the median duration of each operator with equal types, in descending order of total time."""
     durations: dict[MeasuredKey, list[int]] = {}
     for kernel in kernels:
         if can_measure(kernel):

@@ -1,4 +1,4 @@
-"""Tables of a profile (CSV) -> kernels, steps, memory. Columns are found by name, in any order.
+"""Reader of kernels, steps and memory in the CSV tables of a profile. Columns are found by name, in any order.
 
 Two spellings of kernels: `kernel_details.csv` of the profilers of MindSpore and torch_npu, and `op_summary*.csv` of
 CANN's msprof, from which the first is made (mindspore/profiler/analysis/viewer/ascend_kernel_details_viewer.py).
@@ -17,7 +17,7 @@ from mindswap.files import csv_field_limit, package_data
 from mindswap.graph.model import BYTES_PER_ELEMENT, TensorType
 from mindswap.simulator.profile.profile import ProfiledKernel, Share, Transfer
 
-# Told of characters that were read, after every so many.
+# Callback for progress, called with the number of characters read since the last call.
 Progress = Callable[[int], object]
 CHUNK_CHARS = 2**20
 # Type, engine, duration: as the profilers of frameworks and as msprof write them.
@@ -32,7 +32,7 @@ BLOCKS_COLUMN = "actual_peak_memory"
 # Components of memory_record.csv that are the pool of the framework: MindSpore, torch_npu.
 POOLS = ("MindSpore", "PTA")
 DTYPES = {"FLOAT": "float32", "BF16": "bfloat16", "DOUBLE": "float64"}
-# Layouts that are what the shape says.
+# Tensor formats whose memory layout is given by the shape alone.
 PLAIN_FORMATS = frozenset({"ND", "NCHW", "NHWC", "NCDHW", "NCL", ""})
 # The shapes of an optimizer that takes hundreds of tensors stand in one field.
 MAX_FIELD = 2**24
@@ -45,7 +45,7 @@ FILES: Mapping[str, Any] = package_data("profile/files.yaml")
 
 
 def recognise_table(path: Path) -> str | None:
-    """Kind of a CSV file, by its columns; None for anything else."""
+    """Return the kind of a CSV file by its columns; None for any other file."""
     try:
         header = _header(path)
     except CostError:
@@ -55,10 +55,14 @@ def recognise_table(path: Path) -> str | None:
 
 
 def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[ProfiledKernel]:
-    """Every row of a table of kernels.
+    """Yield every row of a table of kernels.
+
+    Args:
+        path: the CSV file.
+        progress: called with numbers of characters that were read.
 
     Raises:
-        CostError: if it has no shapes, or a row cannot be read.
+        CostError: if it has no shapes, or a row is invalid.
     """
     header = _header(path)
     spelling = next((names for names in KERNEL_SPELLINGS if set(names) - {names[1]} <= header), KERNEL_SPELLINGS[0])
@@ -69,7 +73,7 @@ def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[Profi
             f"{path}: no columns {', '.join(missing)}\n    fix:     profile with profiler_level Level2: Level0 leaves "
             "out shapes, and Level1 the sizes of copies"
         )
-    tensors = cache(_tensors)  # few are different
+    tensors = cache(_tensors)  # few distinct values
     columns = (core_column, *SHAPE_COLUMNS, *FORMAT_COLUMNS, *BLOCK_COLUMNS)
     for line, row in _rows(path, (type_column, time_column), columns, progress):
         inputs, outputs = (tensors(row[SHAPE_COLUMNS[i]], row[SHAPE_COLUMNS[i + 1]]) for i in (0, 2))
@@ -90,13 +94,13 @@ def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[Profi
 
 
 def read_steps(path: Path) -> Iterator[Share]:
-    """Every step of a step_trace_time.csv."""
+    """Yield every step of a step_trace_time.csv."""
     for line, row in _rows(path, STEP_COLUMNS):
         yield Share(*(to_ns(f"{path}:{line}", row[column]) for column in STEP_COLUMNS))
 
 
 def read_peak(path: Path) -> int | None:
-    """Highest use of the memory pool, from the file of the memory tracker or that of the profiler."""
+    """Return the peak use of the memory pool in bytes, from a file of the memory tracker or of the profiler."""
     if BLOCKS_COLUMN in _header(path):
         rows = _rows(path, (BLOCKS_COLUMN,))
         return max((int(number(f"{path}:{line}", row[BLOCKS_COLUMN])) for line, row in rows), default=None)
@@ -109,12 +113,20 @@ def read_peak(path: Path) -> int | None:
 
 
 def to_ns(where: str, text: str) -> int:
-    """Microseconds as integer nanoseconds; `where` is for the message."""
+    """Convert microseconds to integer nanoseconds.
+
+    Args:
+        where: position in the file, for the message.
+        text: microseconds as text.
+
+    Raises:
+        CostError: if it is no number.
+    """
     return int(number(where, text) * 1000)
 
 
 def number(where: str, text: str) -> Decimal:
-    """A number that is finite and not negative.
+    """Parse a finite number that is not negative.
 
     Raises:
         CostError: if it is none.
@@ -129,7 +141,7 @@ def number(where: str, text: str) -> Decimal:
 
 
 def _tensors(shapes: str, dtypes: str) -> tuple[TensorType, ...] | None:
-    """`"4096,128;11008,128"` and `FLOAT16;FLOAT16` as types; None if they cannot be read."""
+    """Parse `"4096,128;11008,128"` and `FLOAT16;FLOAT16` to types; None if they are invalid."""
     shape_texts, dtype_texts = (text.strip().strip('"').split(";") for text in (shapes, dtypes))
     if len(shape_texts) != len(dtype_texts):
         return None
@@ -163,9 +175,9 @@ def _header(path: Path) -> set[str]:
 def _rows(
     path: Path, needed: tuple[str, ...], others: tuple[str, ...] = (), progress: Progress | None = None
 ) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Rows of a CSV file with their lines: columns that it must have, and others where it has them.
+    """Yield rows of a CSV file with their line numbers: required columns, and optional ones if present.
 
-    Values come without the tabs that keep spreadsheets from rounding.
+    Values are stripped of the tabs that keep spreadsheets from rounding.
     """
     missing = [column for column in needed if column not in _header(path)]
     if missing:
@@ -180,7 +192,7 @@ def _rows(
 
 
 def _lines(stream: TextIO, progress: Progress | None) -> Iterator[str]:
-    """Lines of bounded length: what is no table may have none."""
+    """Yield lines of bounded length, because a file that is no table may have no line ends."""
     num_chars = 0
     while line := stream.readline(MAX_FIELD):
         if len(line) == MAX_FIELD:
@@ -216,10 +228,10 @@ MAX_DEPTH = 3
 
 
 def read_transfers(path: Path) -> tuple[Transfer, ...]:
-    """Every operator and kind of link with something sent.
+    """Read every collective and kind of link with transferred bytes from a communication.json.
 
     Raises:
-        CostError: if the file is none of this kind, or larger than 256 MiB: it is read whole.
+        CostError: if the file is invalid, or larger than 256 MiB, because it is loaded at once.
     """
     try:
         size = path.stat().st_size

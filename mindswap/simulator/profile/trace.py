@@ -1,4 +1,6 @@
-"""`trace_view.json` (`msprof*.json`) -> copies between device and host, event by event: such files have hundreds of MB.
+"""Reader of the copies between device and host in `trace_view.json` (`msprof*.json`).
+
+The file is decoded event by event, because such files have hundreds of MB.
 
 Fields of a copy (`MEMCPY_ASYNC`): `data size(Byte)` and `memcpy direction` as CANN writes them today, `size(B)` and
 `operation` in versions before; both only at profiler level 2.
@@ -29,12 +31,18 @@ MAX_BEGIN_CHARS = 256
 
 
 def read_copies(path: Path, rank: int = 0, progress: Progress | None = None) -> tuple[list[ProfiledCopy], int]:
-    """Copies over the link to the host, and how many had no size.
+    """Read the copies over the link to the host.
 
-    Memory: that of the copies and one event.
+    Args:
+        path: trace of one rank.
+        rank: number of the rank.
+        progress: called with numbers of characters that were read.
+
+    Returns:
+        The copies, and the number of copies without a size. Memory use is that of the copies and one event.
 
     Raises:
-        CostError: with the place where the file is no trace.
+        CostError: if the file is no trace; the text has the position.
     """
     copies: list[ProfiledCopy] = []
     num_unsized = 0
@@ -60,10 +68,10 @@ def read_copies(path: Path, rank: int = 0, progress: Progress | None = None) -> 
 
 
 def read_events(path: Path, progress: Progress | None = None) -> Iterator[Any]:
-    """Everything in the list of events, one after another.
+    """Yield the entries of the list of events one by one.
 
     Raises:
-        CostError: with the place where the file is no trace.
+        CostError: if the file is no trace; the text has the position.
     """
     try:
         with path.open(encoding="utf-8-sig") as stream:
@@ -73,7 +81,7 @@ def read_events(path: Path, progress: Progress | None = None) -> Iterator[Any]:
 
 
 class _Scanner:
-    """Values of a JSON text one after another, from a window of it."""
+    """Incremental JSON decoder over a window of the text."""
 
     def __init__(self, stream: Any, path: Path, progress: Progress | None):
         self.stream = stream
@@ -86,7 +94,7 @@ class _Scanner:
         self.is_at_end = False
 
     def events(self) -> Iterator[Any]:
-        """Members of the list, or of `traceEvents` in the object, that the text is."""
+        """Yield the members of the top-level list, or of `traceEvents` of the top-level object."""
         first = self.next_char()
         if first not in "{[" or not first:
             raise self.error("begins with neither [ nor {")
@@ -104,7 +112,7 @@ class _Scanner:
                 yield self.value()
 
     def next_char(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """Return the next character that is no space; "" at the end."""
         while True:
             while self.position < len(self.text) and self.text[self.position].isspace():
                 self.position += 1
