@@ -1,10 +1,8 @@
-"""A step in the forms that other tools open: folders of a profiler, one for each rank, and a snapshot of memory.
+"""Write a step in formats of other tools: profiler folders, one per rank, and memory snapshots.
 
-MindStudio Insight imports the folders, and msprof-analyze reads them.
-
-The files and their columns are those of MindSpore's profiler (`ascend_ms`). A simulated step has all of them
-(`simulation/insight.py`). A dry run has no times, but memory and the order of operators: there a microsecond stands for
-a tick of MindSpore's memory tracker.
+The folders are for MindStudio Insight and msprof-analyze. Files and columns are those of MindSpore's profiler
+(`ascend_ms`). A simulated step has all of them (`features/simulate/insight.py`). A dry run has no times, but memory and
+the order of operators: there a microsecond represents one tick of MindSpore's memory tracker.
 """
 
 import csv
@@ -19,7 +17,7 @@ from typing import Any
 
 from mindswap.files import package_data, require_folder, write_new
 
-START_US = 1_000_000  # of the step; readers take 0 for "no time"
+START_US = 1_000_000  # start of the step; readers interpret 0 as no time
 HARDWARE = 1  # process of the trace
 HARDWARE_NAME = "Ascend Hardware"
 _MIB, _KIB = 2**20, 2**10
@@ -28,7 +26,7 @@ Files = dict[str, str]  # name -> text
 
 @dataclass(frozen=True)
 class Piece:
-    """Memory of one tensor, in microseconds and in the order of operators; without an end it stays."""
+    """Lifetime of one tensor, in microseconds and in positions of operators; `end_us` None: never freed."""
 
     name: str
     size_bytes: int
@@ -40,16 +38,16 @@ class Piece:
 
 
 def write_folders(folder: Path, ranks: Iterable[tuple[int, Files]], title: str, what: str) -> None:
-    """Write `rank_N_ascend_ms` for each rank into a folder, which is made if it is missing.
+    """Write `rank_N_ascend_ms` for each rank.
 
     Args:
-        folder: where.
-        ranks: number and files of each.
-        title: of the configuration.
-        what: says that nothing here was measured.
+        folder: output folder, created if it is missing.
+        ranks: number and files of each rank.
+        title: name of the configuration.
+        what: origin of the figures, a remark that nothing was measured.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: if it cannot be written.
     """
     require_folder(folder)
     for rank, files in ranks:
@@ -61,7 +59,7 @@ def write_folders(folder: Path, ranks: Iterable[tuple[int, Files]], title: str, 
 
 
 def trace_names(processes: Mapping[int, str], threads: Iterable[tuple[int, int, str]]) -> list[dict[str, Any]]:
-    """Events that name processes, and threads by process and number, in this order."""
+    """Return the events that name processes and threads; a thread is (process, number, name)."""
     rows = [("process", process, 0, name, process) for process, name in processes.items()]
     rows += [("thread", process, thread, name, thread) for process, thread, name in threads]
     return [
@@ -72,7 +70,7 @@ def trace_names(processes: Mapping[int, str], threads: Iterable[tuple[int, int, 
 
 
 def memory_files(pieces: Sequence[Piece], rank: int, title: str, end_us: float) -> Files:
-    """`memory_record.csv`, `operator_memory.csv` and `static_op_mem.csv`."""
+    """Return `memory_record.csv`, `operator_memory.csv` and `static_op_mem.csv`."""
     changes: Counter[float] = Counter()
     for piece in pieces:
         changes[piece.start_us] += piece.size_bytes
@@ -98,7 +96,7 @@ def memory_files(pieces: Sequence[Piece], rank: int, title: str, end_us: float) 
 
 
 def csv_files(tables: Mapping[str, Iterable[Sequence[Any]]]) -> Files:
-    """Rows as tables, by the names of their files, which have their columns in `data/report/insight.json`."""
+    """Format tables as CSV, by file name; `data/report/insight.json` has the columns of each file."""
     columns = package_data("report/insight.json")
     files = {}
     for name, rows in tables.items():
@@ -108,4 +106,4 @@ def csv_files(tables: Mapping[str, Iterable[Sequence[Any]]]) -> Files:
     return files
 
 
-# The memory of a dry run as a snapshot of torch, which pytorch.org/memory_viz and MindStudio Insight open.
+# Memory of a dry run as a PyTorch snapshot, for pytorch.org/memory_viz and MindStudio Insight.

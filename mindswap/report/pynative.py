@@ -1,4 +1,4 @@
-"""Effect of a configuration of MindFormers 2.x in each layer, and what upstream drops, as text and as JSON."""
+"""Report of the effect of MindFormers 2.x settings in each layer, and of ineffective entries, as text and JSON."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,12 +13,12 @@ from mindswap.report.tables import group_equal
 from mindswap.units import common_unit, format_bytes
 
 UNKNOWN_LAYERS = "the number of layers is not known: there is no model.num_hidden_layers"
-# How `explain` calls an option.
+# Names of options in the output of `explain`.
 _NAMES = {"op_swap": "op_swap", "select_module": "select_module", "exclude_op": "exclude_op", "comm": "recompute_comm"}
 
 
 def format_settings_effect(effect: SettingsEffect, has_errors: bool = False) -> str:
-    """The whole explanation; with errors upstream refuses the file, and so logs nothing."""
+    """Format the complete explanation; with errors it has no log lines, because MindFormers refuses the file."""
     blocks = [_header(effect), format_layers_2x(effect)]
     dropped = _dropped(effect)
     if dropped:
@@ -47,7 +47,7 @@ def _header(effect: SettingsEffect) -> str:
 
 
 def format_layers_2x(effect: SettingsEffect) -> str:
-    """Effect in each layer; equal layers print once."""
+    """Format the effect in each layer, equal layers once."""
     lines: list[str] = []
     num_layers = len(effect.layers)
     for indices, layer in group_equal(effect.layers, lambda one: replace(one, fetch_layer=None), range(num_layers)):
@@ -75,7 +75,7 @@ def _layer_lines(layer: LayerOutcome) -> list[str]:
 
 
 def _dropped(effect: SettingsEffect) -> list[str]:
-    """Entries that never reach a layer, in words."""
+    """Describe the entries that affect no layer."""
     settings = effect.settings
     lines = [f"{entry.path}: only the first entry of layer_swap acts" for entry in settings.of("layer_swap")[1:]]
     last = {target.pattern: target for target in settings.of("op_swap")}
@@ -92,7 +92,7 @@ def _dropped(effect: SettingsEffect) -> list[str]:
 
 
 def pynative_notes(effect: SettingsEffect, is_release_known: bool = True) -> list[str]:
-    """Parts that could not be checked."""
+    """Return a note for each part that could not be checked."""
     if effect.settings.num_layers is None:
         return [f"{UNKNOWN_LAYERS}, so layers and names were not checked; add it, or use --num-layers"]
     notes = []
@@ -105,7 +105,7 @@ def pynative_notes(effect: SettingsEffect, is_release_known: bool = True) -> lis
 
 
 def settings_effect_to_json(effect: SettingsEffect, problems: tuple[Problem, ...] = ()) -> dict[str, Any]:
-    """The same as plain data."""
+    """Return the explanation as JSON data."""
     settings = effect.settings
     has_errors = any(problem.level.value == "error" for problem in problems)
     return {
@@ -137,11 +137,11 @@ def _layer_to_json(index: int, layer: LayerOutcome) -> dict[str, Any]:
     }
 
 
-# What a training in PyNative mode moved and held, in lines for its log.
+# Log lines of a training in PyNative mode about copies and memory.
 
 
 def format_swap_report(report: SwapReport) -> list[str]:
-    """Lines of a log."""
+    """Format the log lines about swap."""
     if not report.num_passes:
         return [f"swap in PyNative mode: no pass swapped; {report.num_recorded} recorded"]
     unlike = report.num_passes - report.num_as_predicted

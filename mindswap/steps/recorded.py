@@ -1,4 +1,4 @@
-"""A step recorded in PyNative mode, in place of a configuration that is compiled."""
+"""Steps recorded in PyNative mode, an alternative to compiled configurations."""
 
 from pathlib import Path
 
@@ -40,12 +40,16 @@ def record_step(config: str) -> RecordedStep:
 
 
 def is_trace_path(path: str) -> bool:
-    """A name that only a trace has; configurations are YAML."""
+    """Return whether a path has the suffix of a trace; configurations are YAML."""
     return path.endswith(".json")
 
 
 def read_trace(path: str) -> tuple[RecordedStep, Document]:
-    """A file of `mindswap trace`, and the configuration in it. Raises DataError if it cannot be read."""
+    """Read a file of `mindswap trace`; return the step and its configuration.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
     try:
         text = read_limited(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -55,7 +59,11 @@ def read_trace(path: str) -> tuple[RecordedStep, Document]:
 
 
 def capture_of(step: RecordedStep) -> CapturedStep:
-    """The step as simulations start from it. Raises GraphError if its operators were recorded without their tensors."""
+    """Convert a recorded step to a captured step, the input of simulations.
+
+    Raises:
+        GraphError: if the operators were recorded without their tensors.
+    """
     if not any(operator.outputs for operator in step.trace.operators):
         raise GraphError("the trace has no tensors of operators; record it with `mindswap trace`")
     graph = graph_of_trace(step.trace)
@@ -66,13 +74,15 @@ def capture_of(step: RecordedStep) -> CapturedStep:
     return CapturedStep(LayerSample(whole, whole), step.layers, graph, notes=(*step.notes, *notes))
 
 
-# What of a configuration stands in the way of a compile: its mode, inference, or that it has no model.
+# Configurations that cannot be compiled: PyNative mode, inference, or no model.
 
 
 def require_compilable(document: Document, takes_trace: bool = True) -> None:
-    """Refuse, before anything is built, what no compiled graph can tell about.
+    """Refuse configurations that cannot be compiled, before building the network.
 
-    `takes_trace`: the command also reads a step that ran in PyNative mode.
+    Args:
+        document: the configuration.
+        takes_trace: whether the command also supports recorded steps, for the message.
 
     Raises:
         GraphError: if it trains in PyNative mode, is for inference, or has no model.

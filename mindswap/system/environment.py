@@ -1,9 +1,9 @@
-"""Environment variables of the processes of this package, and of the MindSpore that it imports itself.
+"""Environment variables of this package's processes, and of MindSpore in this process.
 
 A shell, a container or a job scheduler sets variables for a training: log levels, dumps, caches, ranks. They change
-what MindSpore, CANN and Python do and print, and with it what this package reads. So nothing of these libraries passes
-that is not listed here. A training (`mindswap run`) is the user's own and keeps the user's variables; only one whose
-log this package reads (`--memory auto`) does without those of `_HIDES_LOG`.
+behaviour and output of MindSpore, CANN and Python, which this package parses. Therefore variables of these libraries
+are removed unless they are listed here. A training (`mindswap run`) keeps the user's variables; only a training whose
+log is parsed (`--memory auto`) runs without those in `_HIDES_LOG`.
 """
 
 import contextlib
@@ -26,20 +26,20 @@ _OF_LIBRARIES = (
     *("CUSTOM_MATMUL_SHUFFLE", "REMOTE_SAVE_URL", "EXPERIMENTAL_KERNEL_", "NPU_ASD_ENABLE"),
     *("ASCEND", "CANN", "PYTHON", "LC_", "LANGUAGE"),
 )
-# With these the same network compiles to another graph, in a training too; part of the key of what is cached.
+# Variables that change the compiled graph, also in a training; part of the key of cached results.
 COMPILE_VARIABLES = frozenset({
     "ENABLE_LAZY_INLINE", "ENABLE_LAZY_INLINE_NO_PIPELINE", "ENABLE_LESS_MEM_VPP", "ENABLE_RECOMPUTE_BEFORE_INLINE",
     "MS_CUSTOM_AOT_WHITE_LIST", "MS_DEV_GRAPH_KERNEL_FLAGS", "MS_DEV_RUNTIME_CONF", "MS_DEV_SIDE_EFFECT_LOAD_ELIM",
     "MS_DEV_TENSOR_INDEX_BOOST", "MS_JIT_IGNORE_MODULES", "MS_JIT_MODULES",
 })  # fmt: skip
-# Where CANN writes kernels, data and logs: a site sets them where the home folder is small or read-only.
+# Folders in which CANN writes kernels, data and logs; set by sites whose home folders are small or read-only.
 _CANN_OUTPUT = ("ASCEND_CACHE_PATH", "ASCEND_WORK_PATH", "ASCEND_PROCESS_LOG_PATH")
-# Where CANN is installed and writes.
+# Folders in which CANN is installed, and in which it writes.
 CANN_VARIABLES = frozenset({
     "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_AICPU_PATH", "ASCEND_CUSTOM_OPP_PATH",
     "ASCEND_DRIVER_HOME", "ASCEND_DRIVER_PATH", "ASCEND_TENSOR_COMPILER_INCLUDE", *_CANN_OUTPUT,
 })  # fmt: skip
-# Where Python finds its packages.
+# Search paths of Python.
 _PYTHON = frozenset({
     "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX",
     "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED",
@@ -53,26 +53,26 @@ _FOLDERS = (
     *("MINDSWAP_CACHE", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "PYTHONPYCACHEPREFIX", "TMPDIR"),
     *("REGISTER_PATH", "MS_CUSTOM_AOT_WHITE_LIST", *_CANN_OUTPUT),
 )
-# With these a training writes its log elsewhere, or not the lines that are read: severity, steps, peaks of memory.
+# Variables that move the log of a training, or hide lines that are parsed: severity, steps, peak memory.
 _HIDES_LOG = ("GLOG_", "MS_SUBMODULE_LOG_v", "STDOUT_DEVICES", "logger_")
 
 _lock = threading.Lock()
-# What MindSpore and MindFormers set once, when they are imported or first used, for all compiles of this process.
+# Variables that MindSpore and MindFormers set once per process, when they are imported or first used.
 _set_by_libraries: dict[str, str] = {}
-_users: dict[str, str] | None = None  # the user's variables, while others are in their place
+_users: dict[str, str] | None = None  # the user's variables, while they are replaced
 
 
 def user_environment() -> dict[str, str]:
-    """Return the variables with which this process was started, also while `replaced_environment` lasts."""
+    """Return the user's variables, also within `replaced_environment`."""
     with _lock:
         return dict(os.environ if _users is None else _users)
 
 
 def home_folder(environ: Mapping[str, str]) -> Path:
-    """Return the user's home folder, or `private_folder` if there is none: a container with a user id of its own.
+    """Return the user's home folder, or `private_folder` without one (a container with an arbitrary user id).
 
     Raises:
-        DataError: there is none, and none can be made.
+        DataError: if there is none, and none can be created.
     """
     if environ.get("HOME"):
         return Path(environ["HOME"])
@@ -84,10 +84,10 @@ def home_folder(environ: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def home_is_set() -> Iterator[None]:
-    """While this lasts, HOME is set, if it can be: libraries fail without one, or write to a folder "~"."""
+    """Set HOME within the context if possible, because libraries fail without it, or write to a folder "~"."""
     before = os.environ.get("HOME")
     if not before:
-        with contextlib.suppress(DataError):  # whoever needs the folder reports it
+        with contextlib.suppress(DataError):  # the code that needs the folder reports the error
             os.environ["HOME"] = str(home_folder(os.environ).absolute())
     try:
         yield
@@ -98,10 +98,10 @@ def home_is_set() -> Iterator[None]:
 
 
 def private_folder() -> Path:
-    """Return a folder in the temporary one that only this user can read and write; it is made, and stays.
+    """Create and return a permanent folder in the temporary folder that only this user can read and write.
 
     Raises:
-        DataError: it cannot be made, or somebody else has made it.
+        DataError: if it cannot be created, or belongs to another user.
     """
     folder = Path(tempfile.gettempdir(), f"mindswap-user-{os.geteuid()}")
     with system_errors_as(DataError, f"{folder}: cannot be made"):
@@ -125,10 +125,10 @@ def package_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def readable_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the user's variables for a training whose log this package reads: MindSpore's warnings are in the log.
+    """Return the user's variables for a training whose log is parsed, without those that hide warnings.
 
     Args:
-        environ: as of `package_environment`.
+        environ: see `package_environment`.
     """
     given = user_environment() if environ is None else environ
     kept = {name: text for name, text in given.items() if not name.startswith(_HIDES_LOG)}
@@ -138,9 +138,9 @@ def readable_environment(environ: Mapping[str, str] | None = None) -> dict[str, 
 
 @contextlib.contextmanager
 def replaced_environment() -> Iterator[None]:
-    """While this lasts, this process has the variables of `package_environment`.
+    """Set the variables of `package_environment` in this process within the context.
 
-    Afterwards those that were changed are as before; what libraries set meanwhile, for later, stays.
+    On exit changed variables are restored; variables that libraries set for later in the meantime are kept.
     """
     global _users
     with _lock:
@@ -164,7 +164,7 @@ def replaced_environment() -> Iterator[None]:
 
 
 def _update(before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """Change the variables of this process, one by one: another thread may read them."""
+    """Change the variables of this process one by one, because other threads may read them."""
     for name in before.keys() - after.keys():
         os.environ.pop(name, None)
     os.environ.update({name: text for name, text in after.items() if before.get(name) != text})

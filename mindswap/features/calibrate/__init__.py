@@ -1,4 +1,4 @@
-"""`mindswap calibrate`: a device file from a profile of a real machine."""
+"""Make a device file from a profile of a real machine: `mindswap calibrate`."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -17,11 +17,11 @@ from mindswap.simulator.profile.tables import Progress
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Findings in a profile; `print` shows them."""
+    """Result of a calibration; `str()` returns the report."""
 
     text: str
     data: Mapping[str, Any]
-    is_written: bool  # it shows some figure of the device; else no file was written
+    is_written: bool  # whether a file was written; not if the profile has no figure of the device
 
     def __str__(self) -> str:
         return self.text
@@ -34,18 +34,22 @@ def calibrate_device(
     overwrite: bool = False,
     show_progress: Callable[[int], Progress] | None = None,
 ) -> Calibrated:
-    """Read a profile, and write what it shows of operators, copies and links as a device file.
+    """Fit the figures of operators, copies and links to a profile, and write a device file.
 
     Args:
-        profile_path: what the profiler wrote.
+        profile_path: folder or file of the profiler.
         output: file to write.
-        device: name or file with the figures that the profile does not show.
-        overwrite: replace a file that is there.
-        show_progress: given the bytes there are, gives what is called with the bytes that were read.
+        device: name or file of a device for the figures that the profile does not have.
+        overwrite: replace an existing file.
+        show_progress: function that takes the total number of bytes, and returns a function that is called with the
+            bytes read.
+
+    Returns:
+        The calibration.
 
     Raises:
-        CostError: profile or device cannot be read.
-        DataError: the file already exists, or cannot be written.
+        CostError: if profile or device cannot be read.
+        DataError: if the file already exists, or cannot be written.
     """
     if not overwrite:
         refuse_existing([Path(output)])

@@ -1,4 +1,4 @@
-"""Simulated step time and peak memory of several configurations and baselines, side by side."""
+"""Compare simulated step time and peak memory of configurations and baselines: `mindswap compare`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mindswap.policy.coverage import BASELINES, baseline_policy
 from mindswap.report.tables import attributes, format_table
 from mindswap.units import format_bytes, format_difference, format_time
 
-# What tells one model from another -> where it stands below `model:`, in legacy or in newer configurations.
+# Property that identifies a model -> its paths below `model:`, in legacy and newer configurations.
 MODEL_KEYS = {
     "model": (("arch", "type"), ("model_config", "model_type")),
     "layers": (("model_config", "num_layers"), ("model_config", "num_hidden_layers")),
@@ -25,18 +25,18 @@ HEADER = ("configuration", "step time", "tokens/s/card", "against first", "peak 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Steps beside each other; all figures are simulated. `print` shows them."""
+    """Comparison of simulated steps; `str()` returns a table."""
 
-    runs: Sequence[tuple[str, Run]]  # by name, in the order that was asked for
-    notes: Sequence[str]  # what cannot be compared
+    runs: Sequence[tuple[str, Run]]  # name and step, in the requested order
+    notes: Sequence[str]  # caveats, for example configurations of different models
 
     @property
     def fits_any(self) -> bool:
-        """True if any of them is within the memory that may be used."""
+        """Return whether any step is within the memory budget."""
         return any(run.fits for _, run in self.runs)
 
     def data(self) -> list[dict[str, Any]]:
-        """The figures as plain data."""
+        """Return the figures as JSON data."""
         return [
             {
                 "name": name,
@@ -65,17 +65,20 @@ def compare_configs(
     use_cache: bool = True,
     expert_skew: str | None = None,
 ) -> Comparison:
-    """Simulate all of them.
+    """Simulate several configurations and baselines.
 
     Args:
-        names: files, as of `load_step`, and baselines, which are tried on the network of the first file.
-        device: as of `load_step`.
-        overrides: as of `load_step`.
-        use_cache: as of `load_step`.
-        expert_skew: as of `load_step`.
+        names: files, see `load_step`, and names of baselines, which are applied to the network of the first file.
+        device: see `load_step`.
+        overrides: see `load_step`.
+        use_cache: see `load_step`.
+        expert_skew: see `load_step`.
+
+    Returns:
+        The simulated steps in the order of the names.
 
     Raises:
-        SimulationError: a name is neither a file nor a baseline, or the first one is no file.
+        SimulationError: if a name is neither a file nor a baseline, or the first one is not a file.
     """
     if names[0] in BASELINES:
         raise SimulationError(f"'{names[0]}' is a baseline: name a configuration before it")
@@ -99,7 +102,7 @@ def compare_configs(
 
 
 def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:
-    """Configurations that train another model than the first, by name, number of layers and width."""
+    """Return a note for each configuration of another model than the first, by name, number of layers and width."""
     (first, document), *others = documents
     wanted = _model_of(document)
     notes = []
@@ -113,7 +116,7 @@ def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:
 
 
 def _model_of(document: Document) -> dict[str, str]:
-    """Value that the configuration states; the first place overrides the others."""
+    """Return the properties of the model; the first path with a value takes precedence."""
     stated = ((key, document.get("model", *path)) for key, paths in MODEL_KEYS.items() for path in reversed(paths))
     return {key: show(node) for key, node in stated if node is not None}
 

@@ -1,4 +1,4 @@
-"""Activation memory as text and as JSON."""
+"""Report of activation memory as text and JSON."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,30 +17,36 @@ COLUMNS = (*TREATMENTS, "op_swap alone frees")
 
 @dataclass(frozen=True)
 class LayerMemoryReport:
-    """Report of `mindswap inspect`."""
+    """Activation memory of all layers."""
 
-    layers: tuple[LayerMemory, ...]  # every layer of the model, then what is outside the layers
+    layers: tuple[LayerMemory, ...]  # every layer of the model, then operators outside of the layers
     peak: Peak  # highest activation memory of one micro-batch
     notes: tuple[str, ...]  # where the compiled network differs from the one that trains
 
     def only(self, indices: Collection[int]) -> "LayerMemoryReport":
-        """The same with these layers alone, and what is outside the layers."""
+        """Return a report of these layers and the operators outside of the layers."""
         kept = (layer for layer in self.layers if layer.layer_index is None or layer.layer_index in indices)
         return replace(self, layers=tuple(kept))
 
     @property
     def total(self) -> OperatorMemory:
-        """All shown layers together."""
+        """Total memory of all layers in the report."""
         return _sum("step", [operator for layer in self.layers for operator in layer.operators])
 
     def describe_total(self) -> str:
-        """`1.2 GiB kept, 0 B swapped, 0 B recomputed`."""
+        """Format the total, for example `1.2 GiB kept, 0 B swapped, 0 B recomputed`."""
         sizes = [getattr(self.total, f"{what}_bytes") for what in TREATMENTS]
         return ", ".join(f"{format_bytes(size)} {what}" for size, what in zip(sizes, TREATMENTS, strict=True))
 
 
 def one_way_notes(graph: Graph, names: Callable[[Node], Names], layer_map: Mapping[int, int]) -> Iterator[str]:
-    """Copies to the host for nothing; `layer_map`: layer of the model -> compiled layer that stands for it."""
+    """Report activations that are offloaded but never prefetched.
+
+    Args:
+        graph: the compiled graph.
+        names: names of an operator.
+        layer_map: layer of the model -> representative compiled layer.
+    """
     found: dict[str, list[int]] = {}
     for copy in graph.index.one_way_copies:
         what = f"{format_bytes(copy.size_bytes)} of {names(graph.index.forward_nodes[copy.inputs[0]])}"
@@ -52,7 +58,7 @@ def one_way_notes(graph: Graph, names: Callable[[Node], Names], layer_map: Mappi
 
 
 def format_memory(report: LayerMemoryReport, by: str = "operator") -> str:
-    """Tables, equal layers once; a row per "layer", per "operator" or per "cell"."""
+    """Format tables, equal layers once, with a row per "layer", "operator" or "cell"."""
     groups = group_layer_memory(report.layers)
     unit = common_unit(_weight(_sum(name, layer.operators)) for name, layer in groups)
     rows: list[tuple[str, ...]] = []
@@ -76,7 +82,7 @@ def format_memory(report: LayerMemoryReport, by: str = "operator") -> str:
 
 
 def memory_to_json(report: LayerMemoryReport) -> dict[str, Any]:
-    """The same as plain data: every layer, sizes in bytes."""
+    """Return the report as JSON data: every layer, sizes in bytes."""
 
     def sums(found: OperatorMemory) -> dict[str, int]:
         return {f"{what}_bytes": getattr(found, f"{what}_bytes") for what in TREATMENTS}
@@ -100,7 +106,7 @@ def memory_to_json(report: LayerMemoryReport) -> dict[str, Any]:
 
 
 def group_layer_memory(layers: tuple[LayerMemory, ...]) -> list[tuple[str, LayerMemory]]:
-    """Layers that hold the same under one name, what is outside the layers last."""
+    """Group layers with equal memory under one name; operators outside of the layers are last."""
     inside = {layer.layer_index: layer for layer in layers if layer.layer_index is not None}
     groups = group_equal(inside.values(), lambda layer: layer.operators, inside)
     named = [(name_indices("layer", indices), layer) for indices, layer in groups]
@@ -108,7 +114,7 @@ def group_layer_memory(layers: tuple[LayerMemory, ...]) -> list[tuple[str, Layer
 
 
 def rows_of(layer: LayerMemory, by: str) -> tuple[OperatorMemory, ...]:
-    """Operators of each row: each operator of a layer, those of a cell together, or all of them."""
+    """Return the rows of a layer: its operators, the sums of its cells, or its total."""
     if by == "layer":
         return (_sum("all operators", layer.operators),)
     return layer.operators if by == "operator" else tuple(_by_cell(layer.operators))

@@ -1,4 +1,4 @@
-"""A simulated step as folders that MindStudio Insight imports and msprof-analyze reads."""
+"""Write a simulated step in the profiler format of MindStudio Insight and msprof-analyze."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,21 +26,21 @@ from mindswap.simulator.program import OpKind
 from mindswap.simulator.report_data import SimulationReport, StageReport
 
 STEP = 1
-COMMUNICATION, OVERLAP = 2, 3  # processes of the trace, beside HARDWARE
+COMMUNICATION, OVERLAP = 2, 3  # processes of the trace in addition to HARDWARE
 _PROCESSES = {HARDWARE: HARDWARE_NAME, COMMUNICATION: "Communication", OVERLAP: "Overlap Analysis"}
 _OVERLAPS = ("Computing", "Communication", "Communication(Not Overlapped)", "Free")
 _CUBE = ("MatMul", "FlashAttention", "PromptFlash", "Conv")
 _COMPUTES = (BarKind.FORWARD, BarKind.BACKWARD, BarKind.RECOMPUTE)
-# What waits for another stage is a receive that has begun, as in a profile.
+# As in a profile, a wait for another stage is a receive that has started.
 _COMMUNICATES = (BarKind.COLLECTIVE, BarKind.BETWEEN_STAGES, BarKind.BUBBLE)
-Spans = list[tuple[int, int]]  # begin and end in ns, apart and rising
+Spans = list[tuple[int, int]]  # start and end in ns, disjoint and ascending
 
 
 def write_simulated(report: SimulationReport, folder: Path) -> None:
-    """The first card of each stage.
+    """Write the folder of the first rank of each stage.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: if it cannot be written.
     """
     cards = report.num_cards // len(report.stages)
     ranks = ((stage.stage * cards, simulated_files(report, stage, stage.stage * cards)) for stage in report.stages)
@@ -49,7 +49,7 @@ def write_simulated(report: SimulationReport, folder: Path) -> None:
 
 
 def simulated_files(report: SimulationReport, stage: StageReport, rank: int) -> Files:
-    """All files of a simulated stage."""
+    """Return all files of a simulated stage."""
     rows = [_placed(bar) for bar in name_bars(report, stage.stage)]
     times = {name: _spans(rows, kinds) for name, kinds in (("compute", _COMPUTES), ("communication", _COMMUNICATES))}
     bubble = _spans(rows, (BarKind.BUBBLE,))
@@ -76,7 +76,7 @@ def simulated_files(report: SimulationReport, stage: StageReport, rank: int) -> 
 
 
 def _placed(bar: NamedBar) -> NamedBar:
-    """A bar in a lane: behind the last operator the optimizer computes, the rest is exchange of gradients."""
+    """Assign a bar to a lane: after the last operator the optimizer is compute, the rest is gradient reduction."""
     if bar.lane != AFTER:
         return bar
     if "optimizer" in bar.name:
@@ -89,17 +89,17 @@ def _type(bar: NamedBar) -> str:
 
 
 def _hcom_name(bar: NamedBar, position: int) -> str:
-    """As profilers name what communicates; a bubble is a receive that waits."""
+    """Return the name of a communication operator as in profiles; a bubble is a waiting receive."""
     return f"hcom_{'receive' if bar.kind is BarKind.BUBBLE else _type(bar)}__{position}"
 
 
 def _spans(rows: Sequence[NamedBar], kinds: Sequence[BarKind]) -> Spans:
-    """Intervals in which any bar of these kinds runs."""
+    """Return the intervals in which any bar of these kinds runs."""
     return union((row.start_ns, row.start_ns + row.duration_ns) for row in rows if row.kind in kinds)
 
 
 def _without(spans: Spans, taken: Spans) -> Spans:
-    """The parts of spans in which no other span is."""
+    """Return the parts of `spans` that do not overlap with `taken`."""
     edges = [(time, step) for span in spans for time, step in zip(span, (1, -1), strict=True)]
     edges += [(time, step) for span in taken for time, step in zip(span, (-2, 2), strict=True)]
     left: Spans = []
@@ -187,7 +187,7 @@ def _length(spans: Spans) -> int:
 
 
 def _communication(rows: Sequence[NamedBar]) -> dict[str, Any]:
-    """Times of each collective; waits for other ranks and sizes are not simulated, and are 0."""
+    """Return the times of each collective; waits for other ranks and sizes are not simulated, and are 0."""
     found: dict[str, dict[str, Any]] = {"p2p": {}, "collective": {}}
     for position, row in enumerate(rows):
         if row.kind not in _COMMUNICATES:
@@ -211,7 +211,7 @@ def _communication_figures(duration_ns: int, start_ns: int | None = None) -> dic
 
 
 def _simulated_pieces(report: SimulationReport, stage: StageReport) -> list[Piece]:
-    """Static parts, which stay, and every interval of the stage."""
+    """Return the memory of the stage: static parts without an end, and every allocation."""
     timeline, program = report.timeline, report.timeline.program
     begin_ns, end_ns = interval_times(timeline)
     own = np.flatnonzero(

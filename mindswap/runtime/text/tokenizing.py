@@ -1,4 +1,4 @@
-"""Text to tokens: one class for bytes, one for any tokenizer that works on str."""
+"""Convert text to tokens, by bytes or with any tokenizer for str."""
 
 import codecs
 import re
@@ -10,16 +10,16 @@ import numpy as np
 
 from mindswap.errors import DataError, system_errors_as
 
-# A long document is cut before a line that begins with text, else before a word, else anywhere, so
-# that a tokenizer meets whole words.
+# Long documents are split before a line that starts with text, else before a word, else anywhere, so that tokenizers
+# get complete words.
 _LAST_LINE = re.compile(r".*\n(?=\S)", re.DOTALL)
 _LAST_WORD = re.compile(r".*\S(?=\s)", re.DOTALL)
 
 
 class ByteTokenizer:
-    """Token = byte + 3, after the special tokens pad 0, bos 1, eos 2 (the ids that Llama uses).
+    """Tokenizer with token = byte + 3, after the special tokens pad 0, bos 1, eos 2 (ids of Llama).
 
-    Takes any bytes, so no text is ever undecodable. A UTF-8 byte order mark is skipped.
+    It accepts any bytes, so there are no decoding errors. A UTF-8 byte order mark is skipped.
     """
 
     name = "bytes"
@@ -27,7 +27,15 @@ class ByteTokenizer:
     vocab_size = num_special + 256
 
     def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator["array[int]"]:
-        """The tokens of one document, without special tokens, type code 'i' (int32); `name` is for messages."""
+        """Yield the tokens of one document, without special tokens.
+
+        Args:
+            name: name of the document, for messages.
+            blocks: its bytes.
+
+        Yields:
+            Arrays of type code 'i' (int32).
+        """
         for index, block in enumerate(blocks):
             data = block.removeprefix(b"" if index else codecs.BOM_UTF8)
             tokens = np.frombuffer(data, np.uint8).astype(np.intc) + self.num_special
@@ -35,15 +43,15 @@ class ByteTokenizer:
 
 
 class TextTokenizer:
-    """A tokenizer that takes str: text must be UTF-8.
+    """Tokenizer for str; documents must be UTF-8.
 
-    Documents longer than a block are cut at the beginning of a line, so memory stays bounded.
+    Documents longer than a block are split at the start of a line, so memory is bounded.
 
     Args:
-        name: what messages call it, for example its file.
+        name: name in messages, for example its file.
         encode: text -> token ids, without special tokens.
         vocab_size: largest id + 1.
-        eos_id: the token that ends a document.
+        eos_id: id of the token at the end of a document.
     """
 
     def __init__(self, name: str, encode: Callable[[str], list[int]], vocab_size: int, eos_id: int):
@@ -53,7 +61,11 @@ class TextTokenizer:
         self._encode = encode
 
     def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator["array[int]"]:
-        """As of `ByteTokenizer`. Raises DataError: bytes that are not UTF-8, with their offset."""
+        """Yield the tokens of one document, see `ByteTokenizer.tokens`.
+
+        Raises:
+            DataError: if bytes are not UTF-8; names their offset.
+        """
         for piece in split_pieces(decode_utf8(name, blocks)):
             yield array("i", self._encode(piece))
 
@@ -63,10 +75,10 @@ Tokenizer = ByteTokenizer | TextTokenizer
 
 
 def decode_utf8(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
-    """Blocks of UTF-8 as text, also where a block ends within a character; a byte order mark is skipped.
+    """Decode blocks of UTF-8, which may end within a character; a byte order mark is skipped.
 
     Raises:
-        DataError: with the offset of the first byte that is wrong.
+        DataError: if bytes are not UTF-8; names the offset of the first.
     """
     num_read = 0
 
@@ -88,7 +100,7 @@ def decode_utf8(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
 
 
 def split_pieces(texts: Iterable[str]) -> Iterator[str]:
-    """The same text in pieces: one if it comes in one, else cut where a line ends, else between words."""
+    """Split text at ends of lines, else between words; a text of one block is not split."""
     rest = ""
     for text in texts:
         if rest:
@@ -103,17 +115,20 @@ def split_pieces(texts: Iterable[str]) -> Iterator[str]:
 
 # A tokenizer file (Hugging Face tokenizer.json or sentencepiece .model) as a `Tokenizer`.
 
-# What models call the token that ends a document, most telling first.
+# Names of the token at the end of a document, in order of precedence.
 EOS_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[EOS]", "[SEP]")
 
 
 def load_tokenizer(path: Path, eos_token: str | None = None) -> TextTokenizer:
     """Load a tokenizer.json, or a sentencepiece .model.
 
-    `eos_token` ends a document; None: what the file names, or for a tokenizer.json the first of EOS_TOKENS in it.
+    Args:
+        path: the file.
+        eos_token: token at the end of a document; None for that of the file, or for a tokenizer.json the first of
+            EOS_TOKENS in its vocabulary.
 
     Raises:
-        DataError: the file cannot be read or has no such token; or the package that reads it is not installed.
+        DataError: if the file cannot be read, has no such token, or the package that reads it is not installed.
     """
     if path.is_dir():
         inner = [name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
