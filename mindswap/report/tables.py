@@ -8,7 +8,7 @@ NOTHING = "-"
 
 
 def shown(value: T | None, form: Callable[[T], str]) -> str:
-    """A value as a cell of a table; a dash where there is none."""
+    """Format a value for a cell of a table; a dash for None."""
     return NOTHING if value is None else form(value)
 
 

@@ -1,10 +1,9 @@
-"""Scratch folders: the one place that makes and removes them, whatever ends the command.
+"""Create and remove scratch folders, however the command ends.
 
-Each has a marker file. Its maker holds a lock on that as long as it lives, so that any process of this host can tell a
-folder in use from one whose maker was killed. The marker names its folder, the inode, and the host with the id of its
-boot: a copy, or a folder that somebody moved or renamed for own use, is none of ours, and a lock on a shared disk need
-not be seen from other hosts. Of what another process left, only files go that MindSpore, MindFormers, CANN and this
-package write.
+Each folder has a marker file, which its process locks as long as it runs. So any process of this host can detect
+folders whose process was killed. The marker contains the path, the inode, and the host with its boot id: copied, moved
+or renamed folders are not removed, nor those of other hosts, as locks on shared disks may not be visible to them. In
+folders of other processes only files that MindSpore, MindFormers, CANN and this package write are deleted.
 """
 
 import fcntl
@@ -23,7 +22,7 @@ from mindswap.errors import DataError
 from mindswap.system.signals import held_signals
 
 PREFIX, MARKER = "mindswap-", "mindswap-scratch"
-# The content of the marker: this line with `_mark`, and a second one if an error names it.
+# Content of the marker: this line with `_mark`, and a second one if an error message names the folder.
 MARK, KEPT = "scratch folder of mindswap, 5e0b6c1d-3f0a-4f4e-9d6a-0c7b8a52e4f1", b"kept for the log of an error\n"
 # Names of files in scratch folders: of this package, MindSpore, MindFormers and CANN, which write where they run.
 _OWN_FILES = re.compile(
@@ -31,17 +30,17 @@ _OWN_FILES = re.compile(
     r"|.*\.(o|so|cce)|rank_table.*"
     r"|(task|memory_block|execute_order|comm_execute_order)\.csv|.*\.mindrecord(\.db)?|.*\.json(\.gz)?|\..*\.tmp"
 )
-# Of the kernel: other hosts and other starts have others.
+# Boot id of the kernel, unique for each host and boot.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 KEPT_S = 7 * 24 * 3600
 
 
 class _Folders:
-    """Folders of this process."""
+    """Scratch folders of this process."""
 
     def __init__(self) -> None:
-        self.locks: dict[Path, int] = {}  # descriptor of the locked marker, of folders in use
-        self.kept: list[Path] = []  # those that an error left
+        self.locks: dict[Path, int] = {}  # folder in use -> descriptor of its locked marker
+        self.kept: list[Path] = []  # folders kept after an error
 
 
 _folders = _Folders()
@@ -51,12 +50,12 @@ _folders = _Folders()
 def scratch_folder(
     purpose: str, kept_on: tuple[type[BaseException], ...] = (), parent: Path | None = None
 ) -> Iterator[Path]:
-    """A new folder in the temporary one, removed at the end.
+    """Create a scratch folder, and remove it on exit.
 
     Args:
         purpose: a word for its name.
-        kept_on: errors after which it stays, as their text names a log in it.
-        parent: folder in place of the temporary one.
+        kept_on: exceptions after which it is kept, because their message names a log in it.
+        parent: parent folder; None for the temporary folder.
     """
     folder: Path | None = None
     try:
@@ -75,16 +74,16 @@ def scratch_folder(
 
 @contextmanager
 def plain_name(folder: Path, also: str = "") -> Iterator[Path]:
-    """A name of a folder without separators (blanks, colons, commas): its own, or that of a link, until the end.
+    """Provide a path of a folder without separators (blanks, colons, commas): its own, or a temporary link.
 
-    Lists of paths, options of MindSpore and commands of a shell have no way to escape them.
+    Lists of paths, options of MindSpore and shell commands cannot escape separators.
 
     Args:
-        folder: one that is there.
-        also: more characters that do no harm.
+        folder: an existing folder.
+        also: additional allowed characters.
 
     Raises:
-        DataError: there is no place for a link.
+        DataError: if a link is needed but cannot be created.
     """
     if _is_plain(folder, also):
         yield folder
@@ -100,7 +99,7 @@ def _is_plain(name: object, also: str = "") -> bool:
 
 
 def _plain_parent() -> Path:
-    """A folder for links."""
+    """Return a folder for links."""
     for place in map(Path, (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm")):
         if _is_plain(place) and os.access(place, os.W_OK | os.X_OK):
             return place
@@ -111,13 +110,13 @@ def _plain_parent() -> Path:
 
 
 def forget_kept_folders() -> list[Path]:
-    """Leave the folders that errors of this process left to `remove_abandoned`; return them."""
+    """Return the folders kept after errors, and leave their removal to `remove_abandoned`."""
     kept, _folders.kept = _folders.kept, []
     return kept
 
 
 def remove_kept_folders(error_text: str = "") -> None:
-    """Remove folders that errors of this process left, except those that a text names."""
+    """Remove the folders kept after errors, except those named in a text."""
     with held_signals():
         for folder in list(_folders.kept):
             if str(folder) not in error_text:
@@ -126,7 +125,7 @@ def remove_kept_folders(error_text: str = "") -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove scratch folders of this user whose maker was killed, and those that an error left more than a week ago."""
+    """Remove scratch folders of killed processes of this user, and those kept after errors for over a week."""
     temporary = Path(tempfile.gettempdir())
     places, folders = [temporary], list[Path]()
     if not _is_plain(temporary):
@@ -142,7 +141,7 @@ def remove_abandoned() -> None:
 
 
 def _remove_own_files(top: Path) -> None:
-    """Remove the files of this user and of the listed names, and the folders that are empty then."""
+    """Remove files that belong to this user and have a listed name, then empty folders."""
     for _, folders, files, descriptor in os.fwalk(top, topdown=False, follow_symlinks=False):
         for name in files:
             if _OWN_FILES.fullmatch(name) and name != MARKER:
@@ -165,10 +164,10 @@ def _remove_own(name: str, folder: int, remove: Callable[..., None]) -> None:
 
 
 def is_scratch(folder: Path) -> bool:
-    """Return whether `scratch_folder` made this folder, for this user, on this host since it was started.
+    """Return whether `scratch_folder` created this folder for this user on this host since its last boot.
 
     Raises:
-        OSError: it cannot be read, or is gone.
+        OSError: if it cannot be read.
     """
     place = folder.lstat()
     if not stat.S_ISDIR(place.st_mode) or place.st_uid != os.geteuid():
@@ -179,7 +178,7 @@ def is_scratch(folder: Path) -> bool:
 
 
 def _mark(folder: Path) -> bytes:
-    """The first line of the marker of a folder."""
+    """Return the first line of the marker of a folder."""
     boot_id = ""
     with suppress(OSError):
         boot_id = _BOOT_ID.read_text("ascii").strip()

@@ -1,4 +1,4 @@
-"""Signals that end a program, as an exception that arrives and interrupts no cleanup."""
+"""Convert terminating signals to an exception that reliably arrives but does not interrupt cleanup."""
 
 import _thread
 import os
@@ -43,7 +43,7 @@ class Interruption:
             raise StoppedBySignal(self.number)
 
     def close(self) -> None:
-        """Raise no signal from now on: the first one has arrived, or the program has ended."""
+        """Ignore all further signals: the first one was raised, or the context has ended."""
         with self._lock:
             self._is_over = True
 
@@ -107,7 +107,7 @@ def signals_raise() -> Iterator[Interruption]:
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Hold signals back within `signals_raise`: what begins here is recorded, and what ends here ends completely."""
+    """Defer signals within `signals_raise`, so that starting, recording and stopping of processes is atomic."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

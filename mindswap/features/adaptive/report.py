@@ -1,4 +1,4 @@
-"""An adaptive run as text and as JSON."""
+"""Report of an adaptive run as text and JSON."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -23,13 +23,13 @@ FIGURES: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
 
 
 def count_lost_steps(attempts: Sequence[Attempt]) -> list[int]:
-    """Steps of each attempt that the next one did again."""
+    """Return the number of steps of each attempt that the next one repeated."""
     again = [max(0, attempt.last_step - following.first_step) for attempt, following in pairwise(attempts)]
     return [*again, 0] if attempts else []
 
 
 def format_summary(state: State) -> str:
-    """One row per attempt, then what was learned."""
+    """Format one row per attempt, then the corrections."""
     if not state.attempts:
         return state.exit_reason or "nothing was started yet"
     lost = count_lost_steps(state.attempts)
@@ -59,7 +59,7 @@ def _row(attempt: Attempt, num_lost: int) -> list[str]:
 
 
 def summary_to_json(state: State, is_at_work: bool) -> dict[str, Any]:
-    """For machines: sizes in bytes, times in ns."""
+    """Return the state as JSON data; sizes in bytes, times in ns."""
     lost = count_lost_steps(state.attempts)
     return {
         "at_work": is_at_work,

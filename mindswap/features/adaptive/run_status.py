@@ -9,10 +9,13 @@ from mindswap.runtime.attempt.watch import RunWatch
 
 
 def read_run(folder: Path) -> tuple[State, bool]:
-    """The state of the adaptive run in a folder, with what the logs of a running attempt say; whether it is at work.
+    """Read the state of the adaptive run in a folder, updated by the logs of a running attempt.
+
+    Returns:
+        The state, and whether a process is running it.
 
     Raises:
-        LogError: there is none, or it cannot be read.
+        LogError: if there is none, or it cannot be read.
     """
     try:
         state = StateFile(folder).load()
@@ -25,7 +28,7 @@ def read_run(folder: Path) -> tuple[State, bool]:
 
 
 def _with_logs(state: State, folder: Path) -> State:
-    """The state with what the logs of a running attempt say by now."""
+    """Update the state by the logs of a running attempt."""
     current = state.running
     if current is None:
         return state

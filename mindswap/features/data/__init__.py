@@ -1,4 +1,4 @@
-"""Text -> the MindRecord that MindFormers trains on."""
+"""Convert text to a MindRecord for MindFormers: `mindswap prepare-data`."""
 
 import re
 import sys
@@ -36,19 +36,22 @@ def prepare_data(
     is_newer: bool = False,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Turn text into a MindRecord, with a bar on a terminal; what was written, as plain data.
+    """Convert text to a MindRecord, with a progress bar on a terminal.
 
     Args:
         texts: files, folders, or `-` for the standard input.
-        output: file to write; its index comes with it.
-        seq_length: of the model.
-        tokenizer_path: tokenizer.json of Hugging Face, or a sentencepiece .model; None takes bytes as tokens.
-        eos_token: token of that file which ends a document.
-        is_newer: columns of the models with use_legacy: False, not `input_ids` alone.
-        overwrite: replace what is there.
+        output: file to write; its index is written, too.
+        seq_length: sequence length of the model.
+        tokenizer_path: tokenizer.json of Hugging Face, or a sentencepiece .model; None for bytes as tokens.
+        eos_token: token of the tokenizer at the end of a document.
+        is_newer: write the columns of models with use_legacy: False, not only `input_ids`.
+        overwrite: replace existing files.
+
+    Returns:
+        Counts and settings of the MindRecord as JSON data.
 
     Raises:
-        DataError: a text cannot be read, or nothing be written.
+        DataError: if a text cannot be read, or the file cannot be written.
     """
     if eos_token is not None and tokenizer_path is None:
         raise DataError("--eos-token names a token of --tokenizer FILE; byte tokens have eos 2")
@@ -71,7 +74,7 @@ def prepare_data(
 
 
 def _check_output(output: Path, overwrite: bool) -> None:
-    """Refuse names that MindFormers or MindSpore would, and files that are there."""
+    """Refuse names that MindFormers or MindSpore refuse, and existing files."""
     name = output.name
     if forbidden := sorted(_FORBIDDEN & set(name)):
         raise DataError(f"--output {output}: MindRecord names have no {' '.join(forbidden)}")
@@ -90,7 +93,7 @@ def _check_output(output: Path, overwrite: bool) -> None:
 def _write_mindrecord(
     output: Path, sources: list[TextSource], tokenizer: Tokenizer, seq_length: int, is_newer: bool, overwrite: bool
 ) -> SampleCounts:
-    """Read, tokenise and write everything; the output appears at the end, complete."""
+    """Read, tokenize and write all samples; the output appears only when complete."""
     counts = SampleCounts()
     sizes = [source.size_bytes for source in sources if source.size_bytes is not None]
     with tqdm(

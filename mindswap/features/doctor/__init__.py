@@ -1,4 +1,4 @@
-"""`mindswap doctor`: facts about this machine, and findings in them."""
+"""Examine this machine for problems: `mindswap doctor`."""
 
 import os
 
@@ -9,7 +9,7 @@ from mindswap.rules.machine.resources import examine
 
 
 def examine_machine(config: str | None = None) -> tuple[MachineFacts, tuple[Diagnosis, ...]]:
-    """Facts about this machine, for a configuration where one is named, and what is not as it should be."""
+    """Collect facts about this machine, optionally for a configuration, and diagnose problems."""
     software = gather_software(os.environ)
     job = gather_job(load_document(config), os.environ, software.num_cards) if config else None
     facts = MachineFacts(software, gather_machine(os.environ), os.environ, job)

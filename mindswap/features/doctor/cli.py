@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look at everything, and say what is not as it should be."""
+    """Run the command: print facts and problems."""
     facts, findings = examine_machine(args.config)
     has_errors = any(finding.severity is Level.ERROR for finding in findings)
     return answer(args, doctor_to_json(facts, findings), format_doctor(facts, findings), not has_errors)

@@ -1,4 +1,4 @@
-"""Report of the doctor, for people and for machines."""
+"""Report of `mindswap doctor` as text and JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,7 +18,7 @@ _COMPILING_COMMANDS = "run, verify, inspect, simulate, compare, plan, dryrun, pr
 
 
 def format_doctor(facts: MachineFacts, findings: Sequence[Diagnosis]) -> str:
-    """Facts in short, then each finding: what, why, fix."""
+    """Format the facts, then problem, reason and fix of each finding."""
     software, host_bytes = facts.software, facts.machine.host_bytes
     available = "unknown" if host_bytes is None else format_bytes(host_bytes)
     cann = f"CANN {software.cann}" if software.cann else "no CANN"
@@ -41,7 +41,7 @@ def format_doctor(facts: MachineFacts, findings: Sequence[Diagnosis]) -> str:
 
 
 def doctor_to_json(facts: MachineFacts, findings: Sequence[Diagnosis]) -> dict[str, Any]:
-    """Facts and findings as plain data; sizes in bytes, null where nothing limits or nothing is known."""
+    """Return facts and findings as JSON data; sizes in bytes, null for unlimited or unknown."""
     software = facts.software
     return {
         "mindswap": __version__,

@@ -1,4 +1,4 @@
-"""Every statement of a proof held against the runs."""
+"""Checks of a proof: expectations compared with the runs."""
 
 import math
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _NO_COPIES = "the CPU backend copies nothing between device and host"
 
 
 def make_checks(proof: Proof) -> tuple[Check, ...]:
-    """All checks of a proof, run by run."""
+    """Return all checks of a proof, in order of the runs."""
     off = next((variant for variant in proof.variants if variant.name == "off"), None)
     checks: list[Check] = []
     for variant in proof.variants:
@@ -108,7 +108,7 @@ def _check_losses(proof: Proof, variant: Variant, off: Variant | None) -> Iterat
 
 
 def _loss_pairs(off: MeasuredRun, other: MeasuredRun) -> Iterator[tuple[int, int, float, float]]:
-    """(worker, step, loss with swap off, loss) of all steps that both runs have."""
+    """Yield (worker, step, loss with swap off, loss) of all steps in both runs."""
     before = {(worker.number, step.number): step.loss for worker in off.workers for step in worker.steps}
     for worker in other.workers:
         for step in worker.steps:

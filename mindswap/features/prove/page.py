@@ -1,4 +1,4 @@
-"""A proof as one HTML file without requests, in the style of the page of a simulated step."""
+"""Report of a proof as text, JSON and a self-contained HTML page."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -18,7 +18,7 @@ FIGURE_HEADER = ("run", "figure", "measured", "simulated", "difference", "calibr
 
 
 def format_proof(proof: Proof) -> str:
-    """The checks, the figures, and one line that sums up."""
+    """Format checks, figures and a summary line."""
     checks = [(c.variant, c.name, c.verdict.value, c.seen) for c in proof.checks]
     lines = [format_table(("run", "check", "verdict", "seen"), checks, is_words=True)]
     failed = [check for check in proof.checks if check.verdict is Verdict.FAIL]
@@ -36,12 +36,12 @@ def format_proof(proof: Proof) -> str:
 
 
 def count_verdicts(proof: Proof) -> dict[Verdict, int]:
-    """Number of checks of each verdict."""
+    """Return the number of checks of each verdict."""
     return {verdict: sum(check.verdict is verdict for check in proof.checks) for verdict in Verdict}
 
 
 def verdict_line(proof: Proof) -> str:
-    """The proof in one line."""
+    """Format the summary line."""
     counts = count_verdicts(proof)
     text = f"{counts[Verdict.PASS]} checks hold, {counts[Verdict.FAIL]} do not"
     text += f", {counts[Verdict.UNSEEN]} cannot be seen here ({proof.target})" if counts[Verdict.UNSEEN] else ""
@@ -49,7 +49,7 @@ def verdict_line(proof: Proof) -> str:
 
 
 def figure_rows(proof: Proof) -> list[tuple[str, ...]]:
-    """Measured beside simulated: step time, peak memory and copies of every run; the cells of `FIGURE_HEADER`."""
+    """Return the rows for `FIGURE_HEADER`: measured and simulated step time, peak memory and copies of every run."""
     rows = []
     for variant in proof.variants:
         for figure in variant.figures:
@@ -65,14 +65,14 @@ def figure_rows(proof: Proof) -> list[tuple[str, ...]]:
 
 
 def proof_to_json(proof: Proof) -> dict[str, Any]:
-    """Everything as plain data; sizes in bytes, times in ns."""
+    """Return the proof as JSON data; sizes in bytes, times in ns."""
     data = asdict(proof)
     data["checks"] = [{**check, "verdict": check["verdict"].value} for check in data["checks"]]
     return {"mindswap": __version__, **data}
 
 
 def format_proof_html(proof: Proof) -> str:
-    """The page as text; whatever is from the user's files and logs is escaped."""
+    """Format the page; texts from the user's files and logs are escaped."""
     # A column without a figure in it goes; on a CPU the charts have only what is simulated.
     columns = slice(None) if any(variant.calibrated is not None for variant in proof.variants) else slice(0, 5)
     return render(

@@ -1,4 +1,4 @@
-"""Support bundle of a machine that nobody here has: the machine in words, and one archive without weights and data."""
+"""Support bundle: description of the machine, and an archive of the proof without weights and data."""
 
 import io
 import os
@@ -22,7 +22,7 @@ TIMEOUT_S = 20
 
 
 def describe_machine() -> dict[str, str]:
-    """Versions and devices, in words."""
+    """Return versions and devices as text."""
     software = gather_software(os.environ)
     return {
         "mindswap": software.own_version,
@@ -38,7 +38,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def _npu_smi() -> str:
-    """Output of `npu-smi info`, which only looks."""
+    """Return the output of `npu-smi info`, which changes nothing."""
     if shutil.which("npu-smi") is None:
         return "no Ascend cards: npu-smi is not installed"
     try:
@@ -51,7 +51,7 @@ def _npu_smi() -> str:
 
 
 def pack(folder: Path) -> Path:
-    """Make the archive of the proof in a folder."""
+    """Create the archive of the proof in a folder, and return its path."""
     target = folder / ARCHIVE
     with tarfile.open(target, "w:gz") as archive:
         for path in _whole_files(folder):

@@ -1,4 +1,4 @@
-"""Command line of `mindswap run --adaptive-memory-optimization`: plan, train, watch, and plan again."""
+"""Command line of `mindswap run --adaptive-memory-optimization`."""
 
 import argparse
 from pathlib import Path
@@ -50,7 +50,7 @@ def run_adaptive(args: argparse.Namespace, command_words: list[str]) -> int:
 
 
 def split_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Options of the adaptive run, and the training command, with or without `--` between them."""
+    """Split words into options of the adaptive run and the training command, with or without `--` between them."""
     parser = Parser(prog="mindswap run", usage=USAGE, allow_abbrev=False)
     add_arguments(parser)
     end = words.index("--") if "--" in words else len(words)

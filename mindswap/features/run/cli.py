@@ -33,7 +33,7 @@ USAGE = "mindswap run [SCRIPT.py] --config CONFIG [OPTIONS of run_mindformer.py]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the training; its own failures show as they are, with its own traceback."""
+    """Run the training; its exceptions are printed with their traceback."""
     words = [word for i, word in enumerate(args.arguments) if not (i == 0 and word == "--")]
     if ADAPTIVE_FLAG in words:
         from mindswap.features.run.adaptive_options import run_adaptive, split_words

@@ -89,7 +89,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _run_adaptive(words: list[str]) -> int:
-    """The same job, planned and watched; JOIN plays no role, because the loop goes on until the end."""
+    """Run the job as an adaptive run; JOIN is ignored, because the launcher always waits for the end."""
     from mindswap.features.run.adaptive_options import run_adaptive, split_words
 
     args, rest = split_words(words)
@@ -101,7 +101,7 @@ def _run_adaptive(words: list[str]) -> int:
 
 
 def _read(words: list[str]) -> tuple[Job, list[str]]:
-    """The job and the worker's command, or all problems of both at once."""
+    """Parse the job and the worker's command, and report all problems of both."""
     problems = []
     job = command = None
     try:
@@ -153,14 +153,14 @@ def _run_one(job: Job, command: list[str]) -> int:
 
 
 def _wait(command: list[str], environment: dict[str, str], *, keep_workers: bool, log: BinaryIO | None = None) -> int:
-    """Run a command to its end; whatever stops this process stops all that the command started.
+    """Run a command to its end; if this process is stopped, all processes of the command are stopped.
 
-    With `log`, what it prints goes there, too.
+    With `log`, its output is also written there.
     """
     raise_process_limit()
     become_subreaper()
     with _stopping_all():
-        # A session of its own: Ctrl-C reaches only this process, which then stops the rest in order.
+        # In a new session Ctrl-C reaches this process only, which then stops the others in order.
         out, error = (subprocess.PIPE, subprocess.STDOUT) if log else (None, None)
         with held_signals():
             process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=out, stderr=error)

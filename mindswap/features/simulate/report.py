@@ -1,4 +1,4 @@
-"""A simulated step as text and as JSON."""
+"""Report of a simulated step as text and JSON."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

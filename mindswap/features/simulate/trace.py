@@ -21,7 +21,7 @@ THREADS_PER_STAGE = 10  # thread numbers are unique in the whole trace
 
 
 def write_trace(report: SimulationReport, path: Path) -> None:
-    """Writes the trace; compressed if the path ends with `.gz`, which Perfetto opens too.
+    """Write the trace, compressed if the path ends with `.gz`, which Perfetto supports, too.
 
     Raises:
         DataError: if the file cannot be written.

@@ -1,4 +1,4 @@
-"""The logs of the workers against the policy, as text and as JSON."""
+"""Report of the comparison of logs with the policy, as text and JSON."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def format_logs(report: LogReport) -> str:
-    """Memory statistics with equal workers in one row, then the findings, then the verdict."""
+    """Format memory statistics (equal workers in one row), findings and verdict."""
     lines = [_format_memory(report), ""] if report.memory else []
     for findings in _group_alike(report.findings):
         lines += _format_findings(findings, report)
@@ -29,7 +29,7 @@ def format_logs(report: LogReport) -> str:
 
 
 def logs_to_json(report: LogReport) -> dict[str, Any]:
-    """The same as plain data; sizes in bytes."""
+    """Return the comparison as JSON data; sizes in bytes."""
     return {
         "ok": report.is_ok,
         "num_workers": report.num_workers,
@@ -50,7 +50,7 @@ def logs_to_json(report: LogReport) -> dict[str, Any]:
 
 
 def _group_alike(findings: Sequence[LogFinding]) -> list[list[LogFinding]]:
-    """Findings that differ in numbers only, as one where there are more than a few."""
+    """Group findings that differ in numbers only, if there are more than a few."""
     groups: dict[tuple[object, ...], list[LogFinding]] = {}
     for finding in findings:
         groups.setdefault((finding.level, finding.fix, _DIGITS.sub("#", finding.message)), []).append(finding)
@@ -69,7 +69,7 @@ def _format_findings(findings: Sequence[LogFinding], report: LogReport) -> list[
 
 
 def _name_workers(workers: Sequence[int], report: LogReport) -> str:
-    """Workers by number, and where they are: of 10,000 no list helps anybody."""
+    """Name workers by number and node; long lists are abbreviated."""
     runs = index_runs(workers)
     named = name_indices("worker", workers)
     if len(runs) > MAX_RUNS:
@@ -85,7 +85,7 @@ def _name_workers(workers: Sequence[int], report: LogReport) -> str:
 
 
 def _format_memory(report: LogReport) -> str:
-    """Measured memory; the difference to the prediction only if there is one."""
+    """Format the measured memory, and the difference to the prediction if there is one."""
 
     def cells(measured: MemoryStatistics) -> tuple[str, ...]:
         sizes = [shown(getattr(measured, f"{name}_bytes"), format_bytes) for name in MEMORY_FIGURES]

@@ -1,4 +1,4 @@
-"""The effect of a policy on the compiled graph, as text and as JSON."""
+"""Report of the effect of a policy on the compiled graph, as text and JSON."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -24,7 +24,7 @@ E = TypeVar("E", bound=LayerEffect | RecomputeEffect)
 
 
 def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> str:
-    """A table with equal layers in one row, then the operators of each row, then the verdict."""
+    """Format a table with equal layers in one row, the operators of each row, and the verdict."""
     unit = common_unit(
         size or 0 for effect in effects for size in (effect.kept_before_bytes, effect.kept_bytes, effect.swapped_bytes)
     )
@@ -40,7 +40,7 @@ def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[s
 
 
 def format_recompute_effect(effects: Sequence[RecomputeEffect], is_ok: bool, notes: Sequence[str] = ()) -> str:
-    """The same for MindFormers' own recompute."""
+    """Format the effect of MindFormers' recompute, see `format_effect`."""
     unit = common_unit(size for effect in effects for size in (effect.kept_before_bytes, effect.kept_bytes))
     total = sum(effect.kept_before_bytes - effect.kept_bytes for effect in effects)
     verdict = (
@@ -128,13 +128,13 @@ def _row(effect: LayerEffect, unit: str) -> tuple[str, ...]:
 
 
 def _describe(effect: LayerEffect | RecomputeEffect, kind: str) -> Iterator[str]:
-    """A line for each thing that was found, in the order of their texts in `data/report/effect.yaml`."""
+    """Yield a line for each finding, in the order of `data/report/effect.yaml`."""
     for what, text in package_data("report/effect.yaml")[kind].items():
         yield from (text.format(**_words(found)) for found in getattr(effect, what))
 
 
 def _words(found: object) -> dict[str, object]:
-    """Words that a text about something that was found can name."""
+    """Return the values that the text of a finding can use."""
     match found:
         case SwapPair(producer, copy_out, _, prefetch, _):
             return {"name": _name(producer), "tensor": _tensor(copy_out), "prefetch": prefetch}

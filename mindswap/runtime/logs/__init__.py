@@ -1,1 +1,1 @@
-"""Logs of workers: what they report about settings, memory, losses and errors."""
+"""Logs of workers: settings, memory, losses and errors."""

@@ -1,4 +1,4 @@
-"""Read the logs of all workers of a run: `worker_0.log`, `worker_1.log`, ..., in one folder or in one for each node."""
+"""Read the logs of all workers of a run: `worker_*.log` in one folder, or in one folder per node."""
 
 import importlib
 import multiprocessing
@@ -16,7 +16,7 @@ from mindswap.errors import LogError
 from mindswap.runtime.logs.oom import SetLine, WorkerLog
 from mindswap.runtime.logs.scan import LogScanner, Search, search
 
-# The end of a log: how far the training came, and why it stopped.
+# The end of a log: last step and last error.
 
 TAIL_BYTES = 1 << 18
 MAX_LINE = 300
@@ -30,7 +30,7 @@ _STEP = re.compile(r"\bstep:\[ *(\d+) */ *(\d+)\]")
 
 
 def read_tail(log: Path) -> list[str]:
-    """Last lines of a log, the first of them perhaps only in part.
+    """Return the last lines of a log; the first of them may be truncated.
 
     Raises:
         OSError: if the log cannot be read.
@@ -42,7 +42,7 @@ def read_tail(log: Path) -> list[str]:
 
 
 def find_last_error(lines: list[str]) -> str:
-    """The last exception, else the last logged error, at most 300 characters of it; "" for none."""
+    """Return the last exception, else the last logged error, limited to 300 characters; "" without any."""
     for pattern in (_EXCEPTION, _LOGGED):
         for line in reversed(lines):
             if pattern.match(line):
@@ -51,7 +51,7 @@ def find_last_error(lines: list[str]) -> str:
 
 
 def find_last_step(lines: list[str]) -> str:
-    """The last training step, as `37/40`; "" for none."""
+    """Return the last training step, such as `37/40`; "" without any."""
     for line in reversed(lines):
         if "step:[" in line and (match := _STEP.search(line)):
             return f"{match[1]}/{match[2]}"
@@ -59,32 +59,34 @@ def find_last_step(lines: list[str]) -> str:
 
 
 BLOCK_BYTES = 1 << 18
-# More than so many bytes of logs are read by several processes.
+# Total size of logs above which several processes read them.
 MIN_PARALLEL_BYTES = 256 << 20
 _NAME = re.compile(r"worker_(\d{1,9})\.log")
 _NODE = re.compile(r"node_(\d{1,9})")
-# A log to read: its path, the number of the worker over all nodes, the folder of its node.
+# Path of a log, number of its worker over all nodes, folder of its node.
 _Task = tuple[Path, int, str]
 
 
 def read_worker_logs(
     directory: str | Path, progress: Callable[[int, int], None] | None = None
 ) -> tuple[WorkerLog, ...]:
-    """The logs that msrun wrote into a folder, by number of worker; one that cannot be read comes with its `problem`.
+    """Read the logs that msrun wrote into a folder.
 
-    `worker_*.log` may also be in folders `node_0`, `node_1`, ..., one for each node. Reads in blocks: a log of 5 GB
-    takes no more memory than a small one.
+    Logs are read in blocks, so memory is independent of their size.
 
     Args:
-        directory: the folder of the logs.
-        progress: called after each log with the number of logs read and of all.
+        directory: folder with `worker_*.log`, or with one folder `node_*` of them for each node.
+        progress: function called after each log with the number of logs read so far and the number of logs.
+
+    Returns:
+        The logs by number of worker; `problem` is set if one cannot be read.
 
     Raises:
         LogError: if the folder itself cannot be read, or two logs are of the same worker.
     """
     tasks = _find_logs(Path(directory))
     logs = []
-    texts: dict[tuple[SetLine, ...], tuple[SetLine, ...]] = {}  # thousands of workers log the same lines: kept once
+    texts: dict[tuple[SetLine, ...], tuple[SetLine, ...]] = {}  # equal lines of thousands of workers share memory
     with _mapper(tasks) as read:
         for log in read:
             logs.append(replace(log, set_lines=texts.setdefault(log.set_lines, log.set_lines)))
@@ -95,9 +97,9 @@ def read_worker_logs(
 
 @contextmanager
 def _mapper(tasks: list[_Task]) -> Iterator[Iterable[WorkerLog]]:
-    """The logs in the order of the tasks, by as many processes as there are processors if they are large."""
+    """Yield the logs in order of the tasks, read by several processes if they are large."""
     num_processes = min(len(os.sched_getaffinity(0)), len(tasks))
-    # A fork of a process in which MindSpore has threads may hang.
+    # Forking a process with threads of MindSpore may hang.
     if num_processes < 2 or "mindspore" in sys.modules or sum(map(_size_bytes, tasks)) < MIN_PARALLEL_BYTES:
         yield map(_read, tasks)
     else:
@@ -108,10 +110,10 @@ def _mapper(tasks: list[_Task]) -> Iterator[Iterable[WorkerLog]]:
 
 
 def _find_logs(folder: Path) -> list[_Task]:
-    """Every log by number of worker.
+    """Find every log, by number of worker.
 
-    msrun numbers workers over all nodes if it knows its node's rank; else each node begins at 0, and the folders of the
-    nodes, all with the same number of workers, say which worker it is.
+    msrun numbers workers over all nodes if it knows the rank of its node. Else each node starts at 0, and the number
+    follows from the folder of the node, as all nodes have the same number of workers.
     """
     names = _names(folder, "give the one of `msrun --log_dir`, usually output/msrun")
     nodes = sorted((int(match[1]), name) for name in names if (match := _NODE.fullmatch(name)))
@@ -166,7 +168,7 @@ def _read(task: _Task, find: Search = search) -> WorkerLog:
 
 
 def read_worker_log(path: Path, worker: int, find: Search = search) -> WorkerLog:
-    """One log; whatever keeps it from being read is its `problem`."""
+    """Read one log; errors are reported in its `problem`."""
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -180,7 +182,7 @@ def read_worker_log(path: Path, worker: int, find: Search = search) -> WorkerLog
 
 def _scan(path: Path, worker: int, size_bytes: int, find: Search) -> WorkerLog:
     scanner = LogScanner(find)
-    remaining = size_bytes  # a log that grows while it is read has an end nevertheless
+    remaining = size_bytes  # reading ends at this size, also if the log is growing
     with path.open("rb") as file:
         while remaining and (block := file.read(min(BLOCK_BYTES, remaining))):
             scanner.feed(block)

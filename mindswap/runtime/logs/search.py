@@ -1,6 +1,6 @@
-"""Search for lines of interest in one pass of compiled code: for logs of gigabytes, more than twice as fast.
+"""Compiled search for relevant log lines in one pass, more than twice as fast for logs of gigabytes.
 
-To be imported only where it pays: numba takes half a second.
+Import it for large logs only, because importing numba takes half a second.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,11 @@ import numpy as np
 
 from mindswap.simulator.engine_state import compiled
 
-# Five bytes of each needle of `scan.NEEDLES`, with the two last ones rare in logs.
+# Five bytes of each needle of `scan.NEEDLES`, chosen so that the last two are rare in logs.
 WINDOWS = (b" laye", b"emory", b"size[", b"d::ba", b" lazy", b"Over!")
 _SIZE = 5
 _PARTS = np.array([list(window) for window in WINDOWS], np.uint8)
-# By its last two bytes, how far a place may be moved on without passing over a window; 0: one may end here.
+# Last two bytes -> number of bytes to advance without missing a window; 0: a window may end here.
 _STEPS = np.full(1 << 16, _SIZE - 1, np.uint8)
 for _window in WINDOWS:
     for _at in range(1, _SIZE):
@@ -23,7 +23,7 @@ for _window in WINDOWS:
 
 @compiled
 def _first(block: np.ndarray, position: int, stop: int, steps: np.ndarray, parts: np.ndarray) -> int:
-    """Begin of the first window in the block, else `stop`."""
+    """Return the start of the first window in the block; `stop` without any."""
     end = position + _SIZE - 1
     while end < stop:
         step = int(steps[int(block[end - 1]) << 8 | int(block[end])])
@@ -40,6 +40,6 @@ def _first(block: np.ndarray, position: int, stop: int, steps: np.ndarray, parts
 
 
 def search_compiled(block: bytes, _position: int, stop: int) -> Callable[[int], int]:
-    """As `search` of `scan`; may also name places of no interest."""
+    """Return a function as `scan.search`, which may also return irrelevant positions."""
     array = np.frombuffer(block, np.uint8)
     return lambda position: int(_first(array, position, stop, _STEPS, _PARTS))
