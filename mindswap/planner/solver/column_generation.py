@@ -12,7 +12,7 @@ Source:
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,15 @@ def interleaved(columns: Sequence[Entry]) -> list[Entry]:
         placed.append(((seen[key] + shift[key]) / number[key], position, entry))
         seen[key] += 1
     return [entry for *_, entry in sorted(placed, key=lambda one: one[:2])]
+
+
+class _MasterProgram(NamedTuple):
+    cost: np.ndarray  # float64, shape (num_columns + 1,): recompute time of each column, cost of missing bytes
+    rows: list[dict[int, float]]  # sums with limits: memory, link, host, then the number of layers of each class
+    row_lower: np.ndarray  # float64, shape (num_rows,)
+    row_upper: np.ndarray  # float64, shape (num_rows,)
+    unit_ns: float  # unit of `cost`
+    scale: np.ndarray  # float64, shape (3,): units of the limits
 
 
 class MasterProblem:
@@ -210,15 +219,8 @@ class MasterProblem:
         ends = np.cumsum([len(class_columns) for class_columns in self.columns])[:-1]
         return [part.tolist() for part in np.split(counts, ends)]
 
-    def _linear_program(
-        self, limits: np.ndarray
-    ) -> tuple[np.ndarray, list[dict[int, float]], np.ndarray, np.ndarray, float, np.ndarray]:
-        """Build the master problem: a variable for each column and one for missing bytes, scaled to about 1.
-
-        Returns:
-            Time that runs again; sums of memory, link and host, and of the layers of each kind, with their least and
-            greatest; the units of time and of the limits.
-        """
+    def _linear_program(self, limits: np.ndarray) -> _MasterProgram:
+        """Build the master problem: a variable for each column and one for missing bytes, scaled to about 1."""
         entries = [
             (layer_class, assignment_cost)
             for layer_class, class_columns in enumerate(self.columns)
@@ -231,13 +233,13 @@ class MasterProblem:
         limited = np.column_stack([np.stack([-freed, copy_ns, host]) / scale[:, None], [-1, 0, 0]])
         class_of = np.array([*(layer_class for layer_class, _ in entries), -1])
         is_of_class, sizes = class_of == np.arange(len(self.layers))[:, None], [len(layers) for layers in self.layers]
-        return (
-            np.append(recompute_ns / unit_ns, MISSING_FACTOR),
-            to_sparse_rows(np.vstack([limited, is_of_class])),
-            np.append(np.full(len(limits), -np.inf), sizes),
-            np.append(limits / scale, sizes),
-            unit_ns,
-            scale,
+        return _MasterProgram(
+            cost=np.append(recompute_ns / unit_ns, MISSING_FACTOR),
+            rows=to_sparse_rows(np.vstack([limited, is_of_class])),
+            row_lower=np.append(np.full(len(limits), -np.inf), sizes),
+            row_upper=np.append(limits / scale, sizes),
+            unit_ns=unit_ns,
+            scale=scale,
         )
 
     def _add_columns(self, dual_prices: DualPrices) -> bool:
