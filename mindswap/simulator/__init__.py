@@ -1,5 +1,5 @@
 """Time and memory of a training step on a device, from the compiled layers and a policy.
 
-`step_model.py` makes a program (`program_builder.py`) of a policy and runs it (`engine.py`). `cost/` has the time of
-operators and copies, `schedules/` the order of micro-batches, `profile/` figures of real machines.
+`step_model.py` builds the program of a policy (`program_builder.py`) and simulates it (`engine.py`). `cost/` computes
+durations of operators and copies, `schedules/` the order of passes, `profile/` device parameters from real profiles.
 """

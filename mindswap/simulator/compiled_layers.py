@@ -34,7 +34,7 @@ NUM_RECENT = 128
 class CompiledLayers:
     """The compiled layers if all of them are set as a policy sets one layer of the model.
 
-    `fixed` is a policy that holds beside any other.
+    `fixed` is a policy that applies together with every other one.
     """
 
     def __init__(self, source: CapturedStep, settings: StepSettings, fixed: Policy | None = None):

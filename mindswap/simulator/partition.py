@@ -84,7 +84,7 @@ class BlockMaker:
             for section in {tensor.section, *tensor.uses}:
                 self.known[section].append(tensor)
                 if section != tensor.section:
-                    self._source(tensor, section)  # raises for the step as a whole, before any block is built
+                    self._source(tensor, section)  # raises before any block is built
 
     def block(self, section: int) -> Block:
         """Return the block of one segment.

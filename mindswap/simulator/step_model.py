@@ -77,7 +77,7 @@ class StepModel:
 
     Raises:
         SimulationError: if the pipeline settings do not fit the model.
-        CostError: if the optimizer is not known.
+        CostError: if the optimizer is unknown.
     """
 
     def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings, fixed: Policy | None = None):

@@ -50,7 +50,7 @@ def _written(figure: Figure, value: int) -> tuple[str, str]:
     for unit in figure.kind.written:
         key = f"{figure.name}_{unit}" if unit else figure.name
         number = Decimal(value) / keys[key]
-        # A float has 15 digits to rely on; YAML gives a float.
+        # YAML numbers are floats, which are exact to 15 digits only.
         if int(Decimal(repr(float(number))) * keys[key]) == value:
             return key, f"{number:f}"
     raise ValueError(f"{figure.name}: {value} has too many digits")

@@ -29,7 +29,7 @@ from mindswap.units import format_bytes
 
 DEFAULT_DEVICE = "atlas_800t_a2"
 FOLDER = DATA / "hardware"
-# What `mindswap calibrate` adds; read by `simulator.cost.cost_table`.
+# Keys that `mindswap calibrate` adds; `simulator.cost.calibration_file` reads them.
 MEASURED_KEYS = ("calibration", "measured")
 
 
@@ -174,7 +174,7 @@ class _DeviceReader:
         self.wrong.append(f"{where.location}: {text}")
 
 
-# What `mindswap:` of a configuration says about the device that a step is simulated on.
+# Device settings of a step in the section `mindswap:` of a configuration.
 #
 # mindswap: {device: atlas_800t_a2, memory: 54GiB, d2h: 20GB/s, calibration: device.yaml}
 
@@ -188,7 +188,7 @@ class CostSettings:
     device: str | None = None  # name or file; None if it is not said. A calibration is a device file as well
     is_calibration: bool = False  # `device` was given as `calibration`
     overrides: Mapping[str, str] = field(default_factory=dict)  # figures to replace, for `load_device`
-    problems: tuple[Problem, ...] = ()  # what is wrong; values with a problem are left out
+    problems: tuple[Problem, ...] = ()  # all problems; values with a problem are ignored
 
 
 def read_cost_settings(document: Document) -> CostSettings:
@@ -233,7 +233,7 @@ def read_cost_settings(document: Document) -> CostSettings:
 
 
 def _read_device(node: DocumentNode) -> str | None:
-    """A known name as it is, a file as a path from here; None for anything else."""
+    """Return the name of a shipped device unchanged, a file as a path from here; None for any other value."""
     if not isinstance(node.value, str) or not node.value.strip():
         return None
     if node.value in list_devices():

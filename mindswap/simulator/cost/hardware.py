@@ -38,16 +38,16 @@ class Figure:
     """One figure of a device: a line of `data/hardware/figures.json`."""
 
     name: str  # without unit; the option and the key in `mindswap:` have this name
-    field: str  # of `Device`; behind a dot, which of the figures of that field
-    kind: FigureKind  # what it measures
+    field: str  # field of `Device`, with a dot and the inner field if it is nested
+    kind: FigureKind  # quantity and units
     meaning: str  # for help texts
     words: str  # for reports
-    may_be_zero: bool = False  # 0 says that there is no such cost or limit
-    # in its smallest unit, for files that do not have the figure; None where every file must
+    may_be_zero: bool = False  # 0 is allowed and means no such cost or limit
+    # in its smallest unit, for files without the figure; None if every file must have it
     default: int | None = None
-    is_main: bool = False  # one of those that decide most
+    is_main: bool = False  # it is one of the most influential ones
     is_common: bool = False  # `--help` lists its option
-    zero: str = ""  # what reports say of 0; "" for 0
+    zero: str = ""  # text of reports for the value 0; "" for the number
 
 
 def unit_keys(figure: Figure) -> dict[str, int]:
@@ -134,21 +134,21 @@ class Device:
     """One card and its place in a node."""
 
     name: str  # key of the file
-    title: str  # as people call it
-    sources: Mapping[str, str]  # where each figure is from, by its name
+    title: str  # product name
+    sources: Mapping[str, str]  # name of a figure -> origin of its value
     # floating point operations per second, by dtype
     peak_flops: Mapping[str, int]
     vector_flops: Mapping[str, int]
     compute_permille: int
     weight_gradient_permille: int
-    num_matrix_cores: int  # the tiles go over the cores in whole rounds
+    num_matrix_cores: int  # output tiles are distributed over the cores in full rounds
     attention_permille: int
     attention_grad_permille: int
     memory_bandwidth_bytes_per_s: int
     memory_permille: int
     cache_bytes: int
     cache_bandwidth_bytes_per_s: int
-    # elements per second of kernels that the vector units bound, by kind (`graph.ops`); 0 where only memory bounds them
+    # elements per second of kernels bound by the vector units, by kind (`graph.ops`); 0 if they are memory bound
     vector_rates: Mapping[str, int]
     op_latency_ns: Mapping[str, int]  # fixed cost of an operator, by kind
     memory_bytes: int
@@ -158,14 +158,14 @@ class Device:
     hccl_buffer_bytes: int
     kernel_workspace_bytes: int
     pool_alignment_bytes: int
-    offload: Link  # to the host (D2H)
-    prefetch: Link  # and back (H2D)
+    offload: Link  # D2H link
+    prefetch: Link  # H2D link
     contended_permille: int
     num_cards_per_node: int
     host_memory_bytes: int
     host_bandwidth_bytes_per_s: int
-    intranode: Network  # between cards of a node
-    internode: Network  # and of different nodes
+    intranode: Network  # between cards of the same node
+    internode: Network  # between cards of different nodes
 
     @property
     def leaves_fragments(self) -> bool:

@@ -40,7 +40,7 @@ class RankFiles:
     """Files of one rank."""
 
     folder: Path  # where they are
-    files: dict[str, tuple[Path, ...]]  # by what they hold
+    files: dict[str, tuple[Path, ...]]  # kind of content -> files
 
     def get(self, *kinds: str) -> tuple[Path, ...]:
         """Those of the first kind that there is."""

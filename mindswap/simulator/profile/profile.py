@@ -11,7 +11,7 @@ from mindswap.simulator.cost.cost_table import MeasuredKey, Measurement, measure
 MATRIX, VECTOR, NETWORK = (ComputeUnit.MATRIX,), (ComputeUnit.VECTOR,), (ComputeUnit.NETWORK,)
 # Names in `Accelerator Core` (`Task Type` in op_summary). Profiles of 2023 call every kernel of an AI core AI_CORE,
 # whichever units it uses. MIX_AIC and MIX_AIV use both and are called by the one that leads. All other names, such
-# as AI_CPU (the processors beside the cores) and DSA_SQE (random numbers), run nothing that a figure describes.
+# as AI_CPU (CPU cores of the device) and DSA_SQE (random numbers), run nothing that a figure describes.
 UNITS: Mapping[str, tuple[ComputeUnit, ...]] = {
     "AI_CORE": MATRIX + VECTOR, "AIC": MATRIX, "MIX_AIC": MATRIX, "AI_VECTOR_CORE": VECTOR, "AIV": VECTOR,
     "MIX_AIV": VECTOR, "HCCL": NETWORK, "COMMUNICATION": NETWORK,

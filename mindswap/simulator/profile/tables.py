@@ -34,13 +34,13 @@ POOLS = ("MindSpore", "PTA")
 DTYPES = {"FLOAT": "float32", "BF16": "bfloat16", "DOUBLE": "float64"}
 # Tensor formats whose memory layout is given by the shape alone.
 PLAIN_FORMATS = frozenset({"ND", "NCHW", "NHWC", "NCDHW", "NCL", ""})
-# The shapes of an optimizer that takes hundreds of tensors stand in one field.
+# The shapes of an optimizer with hundreds of tensors are one field.
 MAX_FIELD = 2**24
 MAX_DIGITS = 10
 NO_VALUE = ("", "N/A", "NA")
 
 
-# What files of a profile hold, and by what they are known.
+# Kinds of files of a profile, with the names and contents by which they are recognised.
 FILES: Mapping[str, Any] = package_data("profile/files.yaml")
 
 
@@ -214,10 +214,10 @@ def _read(path: Path, progress: Progress | None = None) -> Iterator[list[str]]:
         raise CostError(f"{path}: cannot be read: {error}") from error
 
 
-# `communication.json` of a profile -> what collectives sent over which links.
+# Transfers of collectives by kind of link, from `communication.json` of a profile.
 #
 # The file has steps, then `p2p` and `collective`, then operators; msprof's own has the operators at the top. The links
-# of one kind work side by side, and `Transit Time` is their sum: size / time is what one link reaches. SDMA is the sum
+# of one kind work in parallel, and `Transit Time` is their sum: size / time is what one link reaches. SDMA is the sum
 # of HCCS, PCIE and SIO, so it is left out. Tasks that reduce while they move were not counted before CANN 8, so a
 # ReduceScatter may have nothing.
 

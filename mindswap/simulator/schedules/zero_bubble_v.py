@@ -23,7 +23,7 @@ def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
         return order_gpipe(stage, shape)
     behind, num_micro_batches = shape.num_stages - stage - 1, shape.num_micro_batches
     cut = cut_micro_batches(stage, shape)
-    steps = (  # how often, and what: kind of work and chunk
+    steps = (  # (repetitions, passes as kind of work and chunk)
         (2 * behind, "F0"),
         (stage + 1, "F0 F1"),
         (behind, "B1 W1 F1"),
