@@ -13,7 +13,7 @@ def shown(value: T | None, form: Callable[[T], str]) -> str:
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], is_words: bool = False) -> str:
-    """Columns as wide as their widest cell; the first to the left, the others to the right, but for words."""
+    """Format a table; the first column is left-aligned, the others are right-aligned unless `is_words`."""
     pads = [str.ljust, *[str.ljust if is_words else str.rjust] * (len(header) - 1)]
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
 
@@ -25,9 +25,15 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], is_words:
 
 
 def group_equal(items: Iterable[T], key: Callable[[T], object], indices: Iterable[int]) -> list[tuple[list[int], T]]:
-    """Items with equal keys as one, in order of their first: the indices of all of them, and the first.
+    """Group items with equal keys, in order of first occurrence.
 
-    `indices` are one for each item, of layers, workers, ..., rising; what `key` gives must be hashable.
+    Args:
+        items: the items.
+        key: function that returns a hashable key of an item.
+        indices: ascending index of each item, for example of layers or workers.
+
+    Returns:
+        The indices and the first item of each group.
     """
     groups: dict[object, tuple[list[int], T]] = {}
     for index, item in zip(indices, items, strict=True):
@@ -36,5 +42,5 @@ def group_equal(items: Iterable[T], key: Callable[[T], object], indices: Iterabl
 
 
 def attributes(thing: object, names: str) -> dict[str, Any]:
-    """Attributes of these names, for JSON that has them under the same names; `names` are divided by blanks."""
+    """Return some attributes as a dict for JSON; `names` are separated by blanks."""
     return {name: getattr(thing, name) for name in names.split()}

@@ -21,7 +21,7 @@ class OutputError(MindswapError):
 
 
 class _OutputFile(io.FileIO):
-    """The standard output; BrokenPipeError, which is no mistake of anybody, stays what it is."""
+    """Standard output that raises OutputError; BrokenPipeError is not converted, as it is no error of the command."""
 
     def write(self, data: Any) -> int:
         """Write as `FileIO.write`. Raises OutputError: it cannot."""
@@ -34,7 +34,7 @@ class _OutputFile(io.FileIO):
 
 
 class _MessageFile(io.FileIO):
-    """The standard error; what cannot be written is dropped."""
+    """Standard error that drops messages that cannot be written."""
 
     def write(self, data: Any) -> int:
         """Write what can be written, and return the size of all."""
@@ -47,10 +47,10 @@ class _MessageFile(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Make the standard streams of a command, before it opens anything else.
+    """Set up the standard streams of a command, before it opens other files.
 
-    A closed one is opened: the standard output such that writing fails, as in other programs. Characters that the
-    encoding of a stream has not are escaped. Where Python runs unbuffered (`-u`), they are unbuffered as well.
+    Closed streams are opened; writing to a closed standard output fails, as in other programs. Characters outside of
+    the encoding of a stream are escaped. With unbuffered Python (`-u`) the streams are unbuffered.
     """
     for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         if _is_closed(descriptor):
@@ -118,7 +118,7 @@ def write_message(descriptor: int, text: str) -> None:
 
 
 def drop_output(stream: TextIO | None = None) -> None:
-    """Write a stream to nowhere from now on, what is left in its buffer as well; default is the standard output."""
+    """Discard all further output of a stream, including its buffer; None for the standard output."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, (stream or sys.stdout).fileno())

@@ -15,9 +15,9 @@ from mindswap.simulator.program import MemoryKind
 from mindswap.units import format_bytes
 
 MAX_BARS = 24
-# Right of the longest bar, for its number.
+# Margin right of the longest bar, for its number.
 ROOM = 1.12
-# The colours that `mindswap simulate` has for the same memory.
+# Colours of the same kinds of memory in `mindswap simulate`.
 KINDS = (
     ("kept_bytes", "kept on device", MEMORY_STYLES[MemoryKind.KEPT].light),
     ("swapped_bytes", "swapped", MEMORY_STYLES[MemoryKind.OFFLOADING].light),
@@ -26,10 +26,15 @@ KINDS = (
 
 
 def plot_memory(report: LayerMemoryReport, path: Path, title: str, by: str = "operator") -> None:
-    """One panel per kind of layer: bytes of each row, largest on top, kept, swapped and recomputed stacked.
+    """Plot saved, swapped and recomputed bytes of each row as stacked bars, with one panel per class of layers.
 
-    All kinds of layers have one scale; what is outside the layers has its own, as head and loss would dwarf them. A row
-    is a "layer", an "operator" or a "cell"; the ending of the path says the format.
+    All layers share one scale. Operators outside of the layers have their own, because head and loss are much larger.
+
+    Args:
+        report: memory of each layer.
+        path: output file; its suffix is the format.
+        title: title of the picture.
+        by: unit of a row, "layer", "operator" or "cell".
 
     Raises:
         DataError: if matplotlib is missing or the file cannot be written.

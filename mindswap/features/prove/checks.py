@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from mindswap.features.prove.proof import Check, MeasuredRun, Proof, Simulated, Variant, Verdict
 from mindswap.units import format_bytes, format_difference, format_time
 
-# The simulator claims no more: 15 % of the step time for one configuration, as for the runs in benchmarks/published/.
+# Accuracy claimed for the simulator: 15 % of the step time for one configuration, as in benchmarks/published/.
 STEP_PERMILLE = 150
 # assumed: statistics are in whole MiB, and pool and workspace differ by version; more is an error of the model.
 MEMORY_PERMILLE = 50

@@ -23,11 +23,11 @@ NUM_HOLDERS = 8
 
 
 def format_simulation(report: SimulationReport, has_figures: bool = False) -> str:
-    """Headline figures, then stages, the peak, layers and who causes waiting, equal rows once.
+    """Format headline figures, stages, peak memory, layers and causes of waits, equal rows once.
 
     Args:
-        report: what was simulated.
-        has_figures: list the figures of the device with their sources, too.
+        report: the simulated step.
+        has_figures: also list the figures of the device with their sources.
     """
     width = max(len(head.value) for head, *_ in headline(report))
     lines = [f"simulated step of {report.title} on {report.device_title}", ""]
@@ -57,7 +57,7 @@ def format_simulation(report: SimulationReport, has_figures: bool = False) -> st
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table without the columns in which nothing stands."""
+    """Format a table without empty columns."""
     columns = [column for column in range(len(header)) if any(row[column] != "-" for row in rows)]
     return format_table([header[column] for column in columns], [[row[column] for column in columns] for row in rows])
 
@@ -75,7 +75,7 @@ def _rest(amounts: Sequence[int], form: Callable[[int], str]) -> list[str]:
 
 
 def simulation_to_json(report: SimulationReport) -> dict[str, Any]:
-    """The same as plain data: every stage and layer; bytes and ns."""
+    """Return the report as JSON data: every stage and layer; sizes in bytes, times in ns."""
     return {
         "simulated": True,
         "title": report.title,

@@ -39,7 +39,7 @@ def write_trace(report: SimulationReport, path: Path) -> None:
 
 
 def trace_events(report: SimulationReport) -> Iterator[dict[str, Any]]:
-    """Events of all stages: names, then per stage slices by stream and start, flows, and memory."""
+    """Yield the events of all stages: names, then per stage slices by stream and start, flows, and memory."""
     yield from _names(report)
     for stage in report.stages:
         yield from _slices(report, stage.stage)
@@ -82,7 +82,7 @@ def _slices(report: SimulationReport, stage: int) -> Iterator[dict[str, Any]]:
 
 
 def _flows(report: SimulationReport, stage: int) -> Iterator[dict[str, Any]]:
-    """An arrow from each copy out to the copy in of the same tensor."""
+    """Yield the events of an arrow from each offload to the prefetch of the same tensor."""
     timeline = report.timeline
     takes_time = (timeline.out_end_ns > timeline.out_start_ns) & (timeline.in_end_ns > timeline.in_start_ns)
     for copy in np.flatnonzero((timeline.program.copies_stage == stage) & takes_time).tolist():
@@ -93,7 +93,7 @@ def _flows(report: SimulationReport, stage: int) -> Iterator[dict[str, Any]]:
 
 
 def _counters(stage: StageReport) -> Iterator[dict[str, Any]]:
-    """Bytes on the device: by kind, what is static, and all together."""
+    """Yield counters of device memory: by kind, static, and total."""
     memory = stage.memory
     kinds = {kind: style.title for kind, style in MEMORY_STYLES.items() if memory.by_kind_bytes[kind].any()}
     columns = memory.by_kind_bytes[list(kinds)].T.tolist()
