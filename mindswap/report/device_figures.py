@@ -18,7 +18,7 @@ FORMATS: Mapping[FigureKind, Callable[[int], str]] = {
 
 
 def device_figures(device: Device, dtype: str) -> tuple[DeviceFigure, ...]:
-    """Every figure of a device, options included, with its source: those that decide most come first.
+    """Return every figure of a device, including options, with its source; the most influential ones are first.
 
     Peaks of other types than `dtype`, which the network computes in, are left out.
     """
@@ -37,6 +37,6 @@ def device_figures(device: Device, dtype: str) -> tuple[DeviceFigure, ...]:
 
 
 def format_figure(name: str, value: int) -> str:
-    """A figure of a device file, in its smallest unit, as calibrations show it: shares in parts of 1."""
+    """Format a figure of a device file in its smallest unit, as in calibrations; fractions are from 0 to 1."""
     kind = FIGURES[name].kind
     return f"{value / 1000:.3f}" if kind is FigureKind.FRACTION else FORMATS[kind](value)

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def format_result(result: dict[str, Any]) -> str:
-    """The result as text, with the lines for the YAML."""
+    """Format the result as text, with the lines for the YAML."""
     length = result["seq_length"] + 1
     left = result["num_tokens"] - result["num_samples"] * length
     documents = f"{result['num_documents']:,} document{'s' * (result['num_documents'] != 1)}"

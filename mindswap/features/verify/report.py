@@ -72,7 +72,7 @@ def _format(effects: Sequence[E], header: Sequence[str], row: Callable[[E, str],
 
 
 def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The same as plain data; sizes in bytes, every pair listed."""
+    """Return the effect of swap as JSON data; sizes in bytes, every pair listed."""
     return {
         "ok": is_ok,
         "notes": list(notes),
@@ -109,7 +109,7 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
 def recompute_effect_to_json(
     effects: Sequence[RecomputeEffect], is_ok: bool, notes: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The same as plain data; sizes in bytes."""
+    """Return the effect of recompute as JSON data; sizes in bytes."""
     layers = [{"layer": e.layer_index, "ok": e.matches_policy, **asdict(e)} for e in effects]
     for layer in layers:
         del layer["layer_index"]
