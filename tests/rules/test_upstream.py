@@ -1,5 +1,6 @@
 """Refusals against the real MindFormers and MindSpore: they stop at the mistake, and take what is right."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,17 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = [case for module in (*MODULES, OTHERS) for case in read_cases(module)]
 CALLED = [case for case in CASES if case.call != "read" and not case.call.startswith("library: ")]
 IN_LIBRARY = [case for case in CASES if case.call.startswith("library: ")]
+
+
+@pytest.fixture(autouse=True)
+def unchanged_environment():
+    """Restore variables that MindFormers sets of a configuration; those of its import stay."""
+    import mindformers  # noqa: F401
+
+    variables = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 @pytest.mark.parametrize("case", CALLED, ids=str)
