@@ -135,10 +135,10 @@ def test_a_plan_is_made_where_nothing_solves_the_bound(monkeypatch):
     """Then no sentence says what no policy can do."""
     solve = relaxation.solve_linear
 
-    def give_up(*args, num_whole=0, **options):
-        if not num_whole:
+    def give_up(*args, num_integers=0, **options):
+        if not num_integers:
             raise UnsolvedError
-        return solve(*args, num_whole=num_whole, **options)
+        return solve(*args, num_integers=num_integers, **options)
 
     monkeypatch.setattr(relaxation, "solve_linear", give_up)
     monkeypatch.setattr(column_generation, "solve_linear", give_up)

@@ -121,10 +121,13 @@ def plans_of(name: str) -> dict[str, object]:
     ]
     for stage in bound_inputs:
         stage["later_windows_ns"] = list(stage["later_windows_ns"])
-        stage["moments"] = [[m.fixed_bytes, sorted(m.waiting.values()), m.is_past_forward] for m in stage["moments"]]
+        stage["liveness_points"] = [
+            [point.fixed_bytes, sorted(point.waiting.values()), point.is_past_forward]
+            for point in stage["liveness_points"]
+        ]
     terms = [
         found.bound_inputs.num_micro_batches,
-        found.bound_inputs.terms_ns,
+        found.bound_inputs.step_overhead_ns,
         found.bound_inputs.gradients_ns,
         found.bound_inputs.num_gradient_reductions,
     ]
