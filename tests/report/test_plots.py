@@ -1,6 +1,7 @@
 import pytest
 
 from mindswap.errors import DataError
+from mindswap.features.inspect import plots as inspect_plots
 from mindswap.features.inspect.report import LayerMemoryReport
 from mindswap.graph.analysis.liveness import Peak
 from mindswap.graph.analysis.saved_tensors import LayerMemory, OperatorMemory
@@ -33,7 +34,8 @@ REPORT = LayerMemoryReport(
 def figures(monkeypatch):
     """Figures instead of files."""
     kept = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: kept.append(figure))
+    for module in (plots, inspect_plots):
+        monkeypatch.setattr(module, "save_figure", lambda figure, path: kept.append(figure))
     return kept
 
 
@@ -42,7 +44,7 @@ def drawn(figures):
     """Gives the panels of a picture."""
 
     def draw(by):
-        plots.plot_memory(REPORT, "x.png", "case", by)
+        inspect_plots.plot_memory(REPORT, "x.png", "case", by)
         return figures[-1].axes
 
     return draw
@@ -68,8 +70,8 @@ def test_rows_follow_by(drawn, by, labels):
 def test_layers_have_one_scale_and_the_loss_its_own(drawn):
     first, second, outside = (panel.get_xlim() for panel in drawn("operator"))
     assert first == second
-    assert first == pytest.approx((0, 4 * plots.ROOM))  # 4 MiB is the longest bar of a layer
-    assert outside == pytest.approx((0, 1000 * plots.ROOM))
+    assert first == pytest.approx((0, 4 * inspect_plots.ROOM))  # 4 MiB is the longest bar of a layer
+    assert outside == pytest.approx((0, 1000 * inspect_plots.ROOM))
 
 
 def test_colours_are_those_of_simulate_and_bars_have_their_size(drawn):
@@ -85,7 +87,7 @@ def test_colours_are_those_of_simulate_and_bars_have_their_size(drawn):
 def test_the_legend_names_what_is_in_the_picture_whatever_panel_it_is_in(figures):
     swapped, loss = LayerMemory(0, (OPERATORS[1],)), LayerMemory(None, (LOSS,))
     for layers in ((swapped, loss), (swapped,)):
-        plots.plot_memory(LayerMemoryReport(layers, REPORT.peak, ()), "x.png", "case")
+        inspect_plots.plot_memory(LayerMemoryReport(layers, REPORT.peak, ()), "x.png", "case")
     named = [legend(figure.axes[0].get_legend()) for figure in figures]
     assert named == [["kept on device", "swapped"], ["swapped"]]
 

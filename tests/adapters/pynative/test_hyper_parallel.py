@@ -116,7 +116,7 @@ def test_what_a_layer_is_given_beside_its_hidden_state_stays(networks):
 
     hidden, mask, cos, sin, own = (ms.Tensor([[1.0, 2.0], [3.0, float(i)]]) for i in range(5))
     keep = _KeepInputs("stays", "goes")
-    keep.note(None, (hidden, mask, None), {"rotary": (cos, [sin]), "is_first": True})
+    keep.record_inputs(None, (hidden, mask, None), {"rotary": (cos, [sin]), "is_first": True})
     assert [keep(tensor) for tensor in (hidden, mask, cos, sin, own)] == ["goes", "stays", "stays", "stays", "goes"]
 
 
