@@ -408,7 +408,7 @@ def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, reco
     schedule = make_schedule(trace, find_distances(trace, decisions_of(policy, network.layers), unit), range(3))
     executor = parts.executor.Executor(trace, schedule, parts.copies.ThreadCopies(), poison=True)
     differences = []
-    act = executor._act
+    act = executor._run_actions
 
     def audited_act():
         act()
@@ -416,7 +416,7 @@ def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, reco
         if executor.num_passes == 0 and booked != seen:
             differences.append((booked, seen))
 
-    executor._act = audited_act
+    executor._run_actions = audited_act
     watch = Watch(network, list(network.layers), executor, schedule.hooked_layers)
     try:
         results = step()
