@@ -109,7 +109,7 @@ def test_of_a_killed_plan_the_next_command_removes_what_is_left(tmp_path, monkey
     # With a cache of its own the child compiles, and is still there when the command is killed.
     cache = {"MINDSWAP_CACHE": str(tmp_path / "cache")}
     environ = {**os.environ, **cache, "TMPDIR": str(scratch), MARK: str(tmp_path)}
-    done = forked.run(["-c", PROGRAM, int(signal.SIGKILL), WITH_CHILD, 0.5, *words], env=environ, timeout=300)
+    done = forked.run(["-c", PROGRAM, int(signal.SIGKILL), WITH_CHILD, 0.2, *words], env=environ, timeout=300)
     assert done.returncode == -signal.SIGKILL
     assert all_gone(str(tmp_path), timeout_s=60)
     assert [path.name.rpartition("-")[0] for path in scratch.iterdir()] == ["mindswap-plan"]
