@@ -4,7 +4,6 @@ The module imports neither of them, because it must act before they are imported
 """
 
 import contextlib
-import gc
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from mindswap.errors import DataError, MindswapError, system_errors_as
+from mindswap.system.collector import collector_disabled
 from mindswap.system.environment import replaced_environment
 from mindswap.system.scratch import remove_abandoned, scratch_folder
 from mindswap.system.signals import held_signals
@@ -99,27 +99,22 @@ def quiet() -> Iterator[Path]:
         Path of the log.
     """
     remove_abandoned()
-    was_collecting = gc.isenabled()
-    gc.disable()  # garbage collection over new modules takes 5 % of the CPU time of importing MindFormers
-    try:
-        with (
-            scratch_folder("compile", kept_on=(Exception,)) as folder,
-            progress_reporting("starting MindSpore and MindFormers") as descriptor,
-            replaced_environment(),
-            _redirected(folder / LOG_NAME, descriptor),
-        ):
-            try:
-                yield folder / LOG_NAME
-            except MindswapError as error:
-                error.args = (f"{error}\n    full log: {folder / LOG_NAME}",)
-                raise
-            except Exception as error:
-                if sys.version_info >= (3, 11):
-                    error.add_note(f"full log: {folder / LOG_NAME}")
-                raise
-    finally:
-        if was_collecting:
-            gc.enable()
+    with (
+        collector_disabled(),  # collection over new modules takes 5 % of the CPU time of importing MindFormers
+        scratch_folder("compile", kept_on=(Exception,)) as folder,
+        progress_reporting("starting MindSpore and MindFormers") as descriptor,
+        replaced_environment(),
+        _redirected(folder / LOG_NAME, descriptor),
+    ):
+        try:
+            yield folder / LOG_NAME
+        except MindswapError as error:
+            error.args = (f"{error}\n    full log: {folder / LOG_NAME}",)
+            raise
+        except Exception as error:
+            if sys.version_info >= (3, 11):
+                error.add_note(f"full log: {folder / LOG_NAME}")
+            raise
 
 
 def _flush_or_drop(stream: TextIO) -> None:
