@@ -33,7 +33,7 @@ from mindswap.policy.model import Layers, Policy
 from mindswap.report.html import in_notebook
 from mindswap.report.problems import format_problems
 from mindswap.rules.checker import check_document
-from mindswap.simulator.cost.budget import MemoryBudget, budget_of_device
+from mindswap.simulator.cost.budget import MemoryBudget, budget_of_device, has_margin
 from mindswap.simulator.cost.hardware import SET_BY_USER, with_fragments, without_fragments
 from mindswap.simulator.layer_swaps import LayerSwapModel
 from mindswap.simulator.step_model import StepModel
@@ -347,11 +347,10 @@ def find_budget(step: LoadedStep, memory: str | int | None = None) -> tuple[int,
             )
         return named_bytes, ""
     budget = budget_of_device(device)
-    is_named = device.sources["usable_memory"] == SET_BY_USER
-    if is_named and device.sources["margin"] != SET_BY_USER:
+    if not has_margin(device):
         return budget.planned_bytes, ""
     stated = read_device_memory(step.document)
-    source = "--memory" if is_named else f"device {device.name}"
+    source = "--memory" if device.sources["usable_memory"] == SET_BY_USER else f"device {device.name}"
     if stated is not None and device.sources["usable_memory"] == stated.source:
         source = stated.source
     margin = f"less a margin of {budget.margin_permille / 10:g} %; --margin 0 for none"

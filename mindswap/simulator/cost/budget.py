@@ -58,12 +58,15 @@ class MemoryBudget:
         return MemoryBudget(without_fragments(device, self.usable_bytes), self.margin_permille)
 
 
-def budget_of_device(device: Device) -> MemoryBudget:
-    """Return the memory budget of a device.
+def has_margin(device: Device) -> bool:
+    """Return whether plans keep a margin free of the memory that may be used.
 
     Memory that the user sets has no margin, unless the user sets the margin, too. Memory from the device file or the
     configuration has the margin of the device.
     """
-    is_named = device.sources["usable_memory"] == SET_BY_USER
-    has_margin = not is_named or device.sources["margin"] == SET_BY_USER
-    return MemoryBudget(device.usable_memory_bytes, device.margin_permille if has_margin else 0)
+    return device.sources["usable_memory"] != SET_BY_USER or device.sources["margin"] == SET_BY_USER
+
+
+def budget_of_device(device: Device) -> MemoryBudget:
+    """Return the memory budget of a device, with its margin where `has_margin`."""
+    return MemoryBudget(device.usable_memory_bytes, device.margin_permille if has_margin(device) else 0)
