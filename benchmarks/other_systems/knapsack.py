@@ -145,7 +145,7 @@ def _to_policy(
             for module in setting.swapped:
                 num_forward = len(model.layer_block(Policy(), layer_index).forward)
                 swaps += [
-                    (tensor, max(1, tensor.first_backward, num_forward - tensor.made_at))
+                    (tensor, max(1, tensor.first_backward, num_forward - tensor.producer_op_index))
                     for tensor in tensors_of(module, saved_tensors(model, layer_index))
                 ]
     return Policy(

@@ -85,7 +85,9 @@ def _overhead_permille(model: StepModel, modules: Sequence[str], tensors: Sequen
     """
     forward_ends = list(accumulate(op.duration_ns for op in model.layer_block(Policy(), 0).forward))
     moved = {tensor for module in modules for tensor in tensors_of(module, tensors)}
-    ready = [(0 if t.last_forward >= len(forward_ends) else forward_ends[t.made_at], t.size_bytes) for t in moved]
+    ready = [
+        (0 if t.last_forward >= len(forward_ends) else forward_ends[t.producer_op_index], t.size_bytes) for t in moved
+    ]
     copied_ns = 0
     for ready_ns, size_bytes in sorted(ready):
         copied_ns = max(copied_ns, ready_ns) + model.transfers.copy_out_ns(size_bytes)

@@ -36,7 +36,7 @@ class SavedTensor:
     layer_index: int
     operators: tuple[str, ...]
     size_bytes: int
-    made_at: int
+    producer_op_index: int
     last_forward: int
     first_backward: int
     saved_in: tuple[str, ...]
@@ -54,7 +54,7 @@ def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]
             on_device_bytes = -(-entry.storage.size_bytes // unit_bytes) * unit_bytes
             waiting.setdefault((label, on_device_bytes), []).append(entry)
     swapped = model.layer_block(Policy(layer_swap=(LayerSwap(ALL_LAYERS, 1),)), layer_index)
-    leaves = [tensor.num_copies > 0 and not tensor.is_held for tensor in swapped.tensors if tensor.is_forward]
+    leaves = [tensor.num_copies > 0 and not tensor.is_resident for tensor in swapped.tensors if tensor.is_forward]
     found = []
     for number, tensor, last_forward, first_backward in _kept_tensors(model, layer_index):
         entries = waiting.get((tensor.label, tensor.size_bytes))
@@ -67,7 +67,7 @@ def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]
                     layer_index=layer_index,
                     operators=tuple(paths),
                     size_bytes=tensor.size_bytes,
-                    made_at=tensor.made_at,
+                    producer_op_index=tensor.producer_op_index,
                     last_forward=last_forward,
                     first_backward=first_backward,
                     saved_in=_gradient_cells(graph, {node.name for node in held}),
@@ -96,16 +96,16 @@ def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[int, Blo
     The uses are the last one in forward and the first one in backward. One by the next layer is before the backward of
     this one, at a negative position.
     """
-    section = layer_index + 1  # section 0 is what is before the layers
-    sections = model.blocks(Policy())
-    block, behind = sections[section], sections[section + 1]
-    is_last = any(section == chunk[-1] for stage in model.layout.chunks for chunk in stage)
-    reads = {read.role: read.uses for read in behind.reads if read.source is Source.BEFORE and not is_last}
+    segment = layer_index + 1  # section 0 is what is before the layers
+    segments = model.blocks(Policy())
+    block, behind = segments[segment], segments[segment + 1]
+    is_last = any(segment == chunk[-1] for stage in model.layout.chunks for chunk in stage)
+    reads = {read.role: read.uses for read in behind.reads if read.source is Source.PREVIOUS and not is_last}
     for number, tensor in enumerate(tensor for tensor in block.tensors if tensor.is_forward):
         own, other = tensor.uses, reads.get(tensor.role, Consumers()) if tensor.role is not None else Consumers()
         if own.first_backward == other.first_backward == NO_OP:
             continue
-        last = max(tensor.made_at, own.last_forward)
+        last = max(tensor.producer_op_index, own.last_forward)
         if other.last_forward != NO_OP:
             last = len(block.forward) + other.last_forward
         has_other = other.first_backward != NO_OP
@@ -125,7 +125,7 @@ def find_turns(model: StepModel, program: Program, stage: int) -> dict[int, list
 
     What a layer does once in a step stands before its first turn.
     """
-    sections = model.blocks(Policy())
+    segments = model.blocks(Policy())
     begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
     layer, micro_batch = program.ops.layer[begin:end], program.ops.micro_batch[begin:end]
     changes = np.flatnonzero((np.diff(layer) != 0) | (np.diff(micro_batch) != 0)) + 1
@@ -135,7 +135,7 @@ def find_turns(model: StepModel, program: Program, stage: int) -> dict[int, list
             starts.setdefault((int(micro_batch[start]), int(layer[start])), []).append(start)
     turns: dict[int, list[Turn]] = {}
     for (_, index), (forward, backward) in sorted(starts.items()):
-        num_once = 0 if index in turns else len(sections[index + 1].once)
+        num_once = 0 if index in turns else len(segments[index + 1].per_step_operators)
         turns.setdefault(index, []).append(Turn(forward + num_once, backward))
     return turns
 

@@ -11,7 +11,7 @@ from mindswap.planner.effect import ALL_OPERATORS, Consumers, coupled_swaps, fin
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
 from mindswap.policy.cell_tree import CellNode, exact_pattern, match_pattern
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
-from mindswap.simulator.compiled_layers import HELD
+from mindswap.simulator.compiled_layers import UNSWAPPABLE
 from mindswap.simulator.layer_block import Block, Role, Source
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.step_model import StepModel
@@ -188,7 +188,7 @@ def _swap_costs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that each swap of a layer frees, and the time of its slower copy: int64, shape (num_items,)."""
     freed_bytes, copy_ns = np.zeros((2, len(layer_groups)), np.int64)
-    held = {label for label, names in model.keeper_names(Policy(), layer_index).items() if HELD in names}
+    held = {label for label, names in model.holder_names(Policy(), layer_index).items() if UNSWAPPABLE in names}
     for i, group in enumerate(layer_groups):
         if group.swap_names and held.isdisjoint(group.producers):
             freed_bytes[i] = group.size_bytes
@@ -229,8 +229,8 @@ def find_unheld_roles(model: StepModel, layer_index: int) -> frozenset[Role]:
     The first layer reads the embedding in a wider type than it holds anything in: with recompute that has to stay.
     """
     before = model.blocks(Policy())[layer_index]
-    handed = [tensor for tensor in before.arrays.handed if tensor.is_forward]
-    return frozenset(t.role for t in handed if t.role is not None and t.uses.first_backward == NO_OP)
+    boundary_tensors = [tensor for tensor in before.arrays.boundary_tensors if tensor.is_forward]
+    return frozenset(t.role for t in boundary_tensors if t.role is not None and t.uses.first_backward == NO_OP)
 
 
 def kept_bytes(model: StepModel, block: Block, unheld_roles: Set[Role]) -> int:
@@ -240,7 +240,7 @@ def kept_bytes(model: StepModel, block: Block, unheld_roles: Set[Role]) -> int:
     """
     of_block = (block.arrays.own, block.arrays.shared) if model.layout.num_micro_steps == 1 else (block.arrays.own,)
     own_bytes = sum(int(t["size_bytes"][t["is_forward"] & (t["uses"][1] != NO_OP)].sum()) for t in of_block)
-    read = [one for one in block.reads if one.source is Source.BEFORE and one.role in unheld_roles]
+    read = [one for one in block.reads if one.source is Source.PREVIOUS and one.role in unheld_roles]
     return own_bytes + sum(one.size_bytes for one in read if one.uses.first_backward != NO_OP)
 
 

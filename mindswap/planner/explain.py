@@ -53,9 +53,11 @@ def saved_by_label(block: Block, placement: Placement) -> dict[Label, int]:
         placement: only what has it.
     """
     sizes: Counter[Label] = Counter()
-    for tensor in sorted(block.tensors, key=lambda tensor: tensor.is_once):  # what all micro-batches share comes last
+    for tensor in sorted(
+        block.tensors, key=lambda tensor: tensor.is_per_step
+    ):  # what all micro-batches share comes last
         is_saved = tensor.role is not None or tensor.uses.first_backward != NO_OP
-        is_made = tensor.is_forward or (tensor.is_once and tensor.role is None)
+        is_made = tensor.is_forward or (tensor.is_per_step and tensor.role is None)
         if is_saved and is_made and _placement(tensor) is placement:
             sizes[tensor.label] += tensor.size_bytes
     return sizes
@@ -64,7 +66,7 @@ def saved_by_label(block: Block, placement: Placement) -> dict[Label, int]:
 def _placement(tensor: BlockTensor) -> Placement:
     if not tensor.num_copies:
         return Placement.KEPT
-    return Placement.WASTED if tensor.is_held else Placement.SWAPPED
+    return Placement.WASTED if tensor.is_resident else Placement.SWAPPED
 
 
 @dataclass
@@ -98,7 +100,7 @@ def _names(model: StepModel, policy: Policy, label: Label, layer: int) -> tuple[
     position = model.captured.sample.layer_map[layer]
     decided = resolve_layer(policy, layer, model.captured.trees[position])
     # Without the swaps of the policy operators may merge that are apart here: then there is no other name.
-    names = dict.fromkeys(name for group in model.keeper_names(policy, layer).get(label, ()) for name in group if name)
+    names = dict.fromkeys(name for group in model.holder_names(policy, layer).get(label, ()) for name in group if name)
     swapped = [name for name in names if decided.decision_for(tuple(name.split("."))).treatment is Treatment.OFFLOAD]
     return swapped, [name for name in names if name not in swapped]
 

@@ -80,7 +80,7 @@ class LayerAssignments:
         for i, names, is_idle in self._swapped(layer_index, decisions):
             if not is_idle:
                 named |= {name: max(named.get(name, 0), int(decisions[i])) for name in names}
-        for merged in self.keeper_names(layer_index, decisions).values() if named else ():
+        for merged in self.holder_names(layer_index, decisions).values() if named else ():
             for names in map(named.keys().__and__, merged):
                 named |= dict.fromkeys(names, max((named[name] for name in names), default=0))
         return named
@@ -96,7 +96,7 @@ class LayerAssignments:
         )
         holding = {
             name
-            for holders in self.keeper_names(layer_index, decisions).values()
+            for holders in self.holder_names(layer_index, decisions).values()
             for names in holders
             for name in names
         }
@@ -145,11 +145,11 @@ class LayerAssignments:
                     found[i] = KEEP
         return found
 
-    def keeper_names(self, layer_index: int, decisions: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
+    def holder_names(self, layer_index: int, decisions: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
         """Return, by tensor label, the names under which backward holds it given the recompute of the decisions."""
         key = (self.catalog.layer_classes[layer_index], np.minimum(decisions, KEEP).tobytes())
         if key not in self._holder_names:
-            self._holder_names[key] = self.model.keeper_names(self.recompute(layer_index, decisions), layer_index)
+            self._holder_names[key] = self.model.holder_names(self.recompute(layer_index, decisions), layer_index)
         return self._holder_names[key]
 
     def block(self, layer_index: int, decisions: np.ndarray) -> Block:
@@ -176,7 +176,7 @@ class LayerAssignments:
             return self.model.layer_block(recompute, layer_index)
         named = self._swaps(layer_index, decisions)
         copies: dict[Label, tuple[int, int, bool]] = {}
-        for label, holders in self.keeper_names(layer_index, decisions).items():
+        for label, holders in self.holder_names(layer_index, decisions).items():
             distances = [[named.get(name) for name in names] for names in holders]
             if not self.model.captured.has_all_tags:
                 distances = [[max((d for d in group if d is not None), default=None)] for group in distances]
@@ -240,7 +240,7 @@ def _copies(model: StepModel, block: Block) -> tuple[int, int, int]:
     ]
     times = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
     return (
-        sum(tensor.size_bytes for tensor in moved if not tensor.is_held),
+        sum(tensor.size_bytes for tensor in moved if not tensor.is_resident),
         max(sum(t.num_copies * copy_ns(t.size_bytes) for t in moved) for copy_ns in times),
         sum(t.num_copies * t.size_bytes for t in moved),
     )

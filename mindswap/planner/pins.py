@@ -211,7 +211,7 @@ def _no_effect(pin: Pin, reason: str, model: StepModel) -> str:
     found: dict[str, None] = {}
     for kind in range(len(model.captured.trees)):
         layer_index = layer_map.index(kind)
-        groups = model.keeper_names(Policy(), layer_index).values()
+        groups = model.holder_names(Policy(), layer_index).values()
         names = sorted({name for held_by in groups for group in held_by for name in group if name})
         if pin.treatment is PinTreatment.SWAP:
             idle = effect_predictor.ineffective_names(layer_index, Policy(True), names).swap

@@ -122,8 +122,8 @@ class SingleStageProblem(_ModelProblem):
         model = layer_assignments.model
         num_micro_batches, num_in_flight = _short_run(model.layout, stage)
         num_layers = model.captured.num_layers
-        sections = sorted(section for chunk in model.layout.chunks[stage] for section in chunk)
-        layers = [section - 1 for section in sections if 1 <= section <= num_layers]
+        segments = sorted(segment for chunk in model.layout.chunks[stage] for segment in chunk)
+        layers = [segment - 1 for segment in segments if 1 <= segment <= num_layers]
         short = replace(model.layout, num_micro_batches=num_micro_batches)
         super().__init__(
             layer_assignments=layer_assignments,

@@ -46,7 +46,7 @@ class GradientRule:
     is_shared: bool = False  # weights are replicated over data parallel ranks
     own: frozenset[GradientKey] = frozenset()  # weights that no other rank has: experts
 
-    def is_cut(self, known: TensorType, where: int) -> bool:
+    def is_sharded_weight(self, known: TensorType, where: int) -> bool:
         """Return whether the weight of a gradient is sharded.
 
         Args:
@@ -55,17 +55,17 @@ class GradientRule:
         """
         return (where, known.shape) not in self.whole and self.sharding.is_sharded("", known.shape, known.size_bytes)
 
-    def is_sent(self, known: TensorType, where: int) -> bool:
-        """Return whether a gradient is reduced over ranks; arguments as in `is_cut`."""
+    def is_reduced(self, known: TensorType, where: int) -> bool:
+        """Return whether a gradient is reduced over ranks; arguments as in `is_sharded_weight`."""
         return self.is_shared and (where, known.shape) not in self.own
 
-    def parts_bytes(self, size_bytes: int, is_cut: bool, is_sent: bool) -> tuple[int, int, int]:
+    def parts_bytes(self, size_bytes: int, is_sharded_weight: bool, is_reduced: bool) -> tuple[int, int, int]:
         """Split the memory of a gradient by lifetime.
 
         Args:
             size_bytes: size of the full gradient.
-            is_cut: whether its weight is sharded.
-            is_sent: whether it is reduced over ranks.
+            is_sharded_weight: whether its weight is sharded.
+            is_reduced: whether it is reduced over ranks.
 
         Returns:
             Bytes until the next operator (accumulated, or released after the reduction); bytes until the optimizer
@@ -73,8 +73,12 @@ class GradientRule:
         """
         if self.is_summed:
             return size_bytes, 0, 0
-        is_passing = is_sent and self.sharding.is_released
-        return size_bytes * is_passing, size_bytes * (is_sent and not is_passing), self.own_bytes(size_bytes, is_cut)
+        is_passing = is_reduced and self.sharding.is_released
+        return (
+            size_bytes * is_passing,
+            size_bytes * (is_reduced and not is_passing),
+            self.shard_bytes(size_bytes, is_sharded_weight),
+        )
 
     def final_bytes(self, size_bytes: int, num_elements: int, num_shards: int) -> int:
         """Return the bytes of the scaled gradient that the optimizer reads.
@@ -89,9 +93,9 @@ class GradientRule:
         """
         return ceil_div(size_bytes if self.is_summed else num_elements * FLOAT32_BYTES, num_shards)
 
-    def own_bytes(self, size_bytes: int, is_cut: bool) -> int:
+    def shard_bytes(self, size_bytes: int, is_sharded_weight: bool) -> int:
         """Return the bytes of the shard of this rank."""
-        return ceil_div(size_bytes, self.sharding.num_ranks) if is_cut else size_bytes
+        return ceil_div(size_bytes, self.sharding.num_ranks) if is_sharded_weight else size_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +123,7 @@ class CapturedStep:
 
 def gradient_key(weight: Parameter) -> GradientKey:
     """Return the key of a weight in a `GradientRule`."""
-    return (0 if weight.layer_index is not None else 1 if weight.is_behind else -1), weight.shape
+    return (0 if weight.layer_index is not None else 1 if weight.is_after_layers else -1), weight.shape
 
 
 def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Parameter, ...]:
@@ -137,14 +141,14 @@ def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Par
         if name and node.outputs and name not in found:
             known = node.outputs[0]
             parts = tensor_parallel_parts(node)
-            is_cut = sharding.is_sharded(name, known.shape, known.size_bytes, parts)
+            is_sharded_weight = sharding.is_sharded(name, known.shape, known.size_bytes, parts)
             num_shards = sharding.num_ranks_of(name, parts)
             copies = sharding.num_expert_copies if is_expert_weight(name) else None
             if sharding.is_sharded_over_all(name, parts):
                 copies = num_shards
-            is_behind = has_layers_begun and node.layer_index is None
-            own = known.size_bytes, math.prod(known.shape), is_cut, copies
-            found[name] = Parameter(name, *own, node.layer_index, is_behind, known.shape, num_shards)
+            is_after_layers = has_layers_begun and node.layer_index is None
+            own = known.size_bytes, math.prod(known.shape), is_sharded_weight, copies
+            found[name] = Parameter(name, *own, node.layer_index, is_after_layers, known.shape, num_shards)
     return tuple(found.values())
 
 
@@ -175,7 +179,7 @@ def find_tied_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tupl
     return tuple(weight for weight in find_parameters(graph, sharding) if weight.name in names)
 
 
-def list_doubts(captured: Graph, settings: StepSettings) -> tuple[str, ...]:
+def list_caveats(captured: Graph, settings: StepSettings) -> tuple[str, ...]:
     """Return the caveats of a simulated step: what is not modelled, as text."""
     if settings.pipeline.num_stages == 1:
         return ()

@@ -26,7 +26,7 @@ from mindswap.policy.resolve import LayerDecisions, layer_key, resolve_layer
 from mindswap.simulator.captured_step import CapturedStep
 
 # Marks a holder whose operators no swap setting can offload.
-HELD = ("",)
+UNSWAPPABLE = ("",)
 # Size of the cache of graphs: a planner requests several results for each, for one layer class after another.
 NUM_RECENT = 128
 
@@ -45,7 +45,7 @@ class CompiledLayers:
             gathered = share_casts(gathered, settings.lacks_lazy_inline)
         # The step before equal operators are merged; AllGathers of weights by name of their node; operators that run
         # once in a step, for all micro-batches.
-        self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.computed_once
+        self.graph, self.gathers, self.per_step_operators = gathered.graph, gathered.collectives, gathered.computed_once
         self._named = normalize_saved_names(self.graph)  # input of `rewrite_graph`
         self.reads_caches = cache_readers(self.graph)  # operators that cannot be recomputed with split sequences
         # The step without any policy, with equal operators merged.
@@ -91,18 +91,18 @@ class CompiledLayers:
                 "    allowed: recompute of other operators\n    fix:     recompute without them, or seq_split_num: 1"
             )
 
-    def in_turns(self, graph: Graph) -> Graph:
+    def with_ordered_halves(self, graph: Graph) -> Graph:
         """Order the interleaved halves of `fine_grain_interleave` as MindSpore does."""
         found = self.source.collectives.items()
         first = {name for name, entries in found if any(entry.is_before for entry in entries)}
         after = {name for name, entries in found if not all(entry.is_before for entry in entries)}
         return order_halves(graph, first, after)
 
-    def keeper_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
+    def holder_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """Return the holders through which backward saves the tensors of a layer, under the recompute of a policy.
 
         Returns:
-            Label of a tensor -> operator paths of each holder; `HELD` for a holder that swap cannot offload.
+            Label of a tensor -> operator paths of each holder; `UNSWAPPABLE` for a holder that swap cannot offload.
         """
         graph = self.rewritten(replace(policy, op_swap=(), layer_swap=()), layer_index)
         position = self.source.sample.layer_map[layer_index]
@@ -115,7 +115,7 @@ class CompiledLayers:
                     owner = graph.owner(node)
                     by = readers.get(node.name, {owner.name}) if node.name != owner.name else {owner.name}
                     names.update({self._paths_of(owner): None} if owner.name in by else {})
-                    names.update({HELD: None} if by - {owner.name} else {})
+                    names.update({UNSWAPPABLE: None} if by - {owner.name} else {})
         return {label: tuple(names) for label, names in found.items()}
 
     def not_simulated(self, error: SimulationError, policy: Policy, layer_index: int) -> SimulationError:

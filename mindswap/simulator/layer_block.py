@@ -32,8 +32,8 @@ class Role:
 class Source(Enum):
     """Producer of a tensor that a block reads and does not produce."""
 
-    BEFORE = "the block before it in forward order"
-    BEHIND = "the block behind it in forward order"
+    PREVIOUS = "the block before it in forward order"
+    NEXT = "the block behind it in forward order"
     SHARED = "made before the layers, read by all of them"
 
 
@@ -47,7 +47,9 @@ class BlockOp:
     # position in the same pass of the operator on the other stream that this one waits for; `NO_OP` for none
     wait_op: int = NO_OP
     op: str = ""  # name of the primitive
-    wait_once: int = NO_OP  # position in `Block.once` of the operator that this one waits for; `NO_OP` for none
+    wait_per_step: int = (
+        NO_OP  # position in `Block.per_step_operators` of the operator that this one waits for; `NO_OP` for none
+    )
     # it computes weight gradients only, so a schedule may run it separately from the rest of backward
     is_weight: bool = False
     # durations of the sequence pieces in ns, if they differ; then `duration_ns` is their mean
@@ -64,7 +66,7 @@ class Consumers(NamedTuple):
     last_input: int = NO_OP
     first_weight: int = NO_OP  # in backward, by operators with `BlockOp.is_weight`
     last_weight: int = NO_OP
-    last_once: int = NO_OP  # in `Block.once`
+    last_per_step: int = NO_OP  # in `Block.per_step_operators`
 
 
 @dataclass(frozen=True)
@@ -74,18 +76,18 @@ class BlockTensor:
     label: Label  # label of its producer
     size_bytes: int  # on the device
     is_forward: bool  # produced in forward
-    is_again: bool  # produced by a recomputed operator
-    made_at: int  # position of its producer in the pass
+    is_recomputed: bool  # produced by a recomputed operator
+    producer_op_index: int  # position of its producer in the pass, or in `Block.per_step_operators`
     uses: Consumers  # reads by the block itself
     role: Role | None  # set if other blocks read it
     prefetch: int = 0  # `backward_prefetch` of its copies
     num_copies: int = 0  # copies to the host, one for each name that is swapped; 0 for none; or `ONE_WAY`
-    is_held: bool = False  # another of its names is not swapped, so it stays on the device in spite of its copies
-    is_once: bool = False  # produced in `Block.once` (`made_at` is a position there) and read by all micro-batches
+    is_resident: bool = False  # another of its names is not swapped, so it stays on the device in spite of its copies
+    is_per_step: bool = False  # produced in `Block.per_step_operators`, and read by all micro-batches
     is_gradient: bool = False  # gradient of a weight
-    is_final: bool = False  # live until the optimizer starts
-    is_early: bool = False  # live from the start of the pass
-    is_early_later: bool = False  # live from the start of the pass in every micro-batch but the first
+    is_optimizer_input: bool = False  # live until the optimizer starts
+    is_live_from_start: bool = False  # live from the start of the pass
+    is_live_from_later_starts: bool = False  # live from the start of the pass in every micro-batch but the first
 
 
 @dataclass(frozen=True)
@@ -158,14 +160,16 @@ def _kernels_ns(kernels: Sequence[RingKernel], time_ns: Callable[[Work, str], in
 
 
 # Columns that are read from attributes of `BlockOp` and `BlockTensor`, with their dtypes.
-OP_TYPES = {"duration_ns": np.int64, "kind": np.int8, "wait_op": np.int64, "wait_once": np.int64, "is_weight": bool}
+OP_TYPES = {"duration_ns": np.int64, "kind": np.int8, "wait_op": np.int64, "wait_per_step": np.int64, "is_weight": bool}
 TENSOR_TYPES = {
-    **dict.fromkeys(("size_bytes", "made_at", "prefetch", "num_copies"), np.int64),
-    **dict.fromkeys(("is_forward", "is_held", "is_final", "is_early", "is_early_later"), bool),
+    **dict.fromkeys(("size_bytes", "producer_op_index", "prefetch", "num_copies"), np.int64),
+    **dict.fromkeys(
+        ("is_forward", "is_resident", "is_optimizer_input", "is_live_from_start", "is_live_from_later_starts"), bool
+    ),
 }
 
 
-# Marks a tensor that keeps its `prefetch`, `num_copies` and `is_held`.
+# Marks a tensor that keeps its `prefetch`, `num_copies` and `is_resident`.
 UNCHANGED = (-1, 0, False)
 
 # Arrays by name. Operators of a pass, shape (num_ops,): `OP_TYPES`; `label`; `piece_ns`, the durations of the sequence
@@ -181,10 +185,10 @@ class BlockArrays:
 
     forward: Columns  # operators of each micro-batch
     backward: Columns  # operators of each micro-batch
-    once: Columns  # operators that run once, before forward of the first micro-batch
+    per_step_operators: Columns  # operators that run once, before forward of the first micro-batch
     own: Columns  # tensors of each micro-batch that only this block reads
-    shared: Columns  # tensors of all micro-batches (`is_once`) that only this block reads
-    handed: tuple[BlockTensor, ...]  # boundary tensors: other blocks read them too
+    shared: Columns  # tensors of all micro-batches (`is_per_step`) that only this block reads
+    boundary_tensors: tuple[BlockTensor, ...]  # boundary tensors: other blocks read them too
     labels: tuple[Label, ...]  # labels by number
 
 
@@ -198,14 +202,14 @@ class Block:
     reads: tuple[Read, ...]
     # operators that run once, before forward of the first micro-batch: they depend on weights only, and all
     # micro-batches share their outputs
-    once: tuple[BlockOp, ...] = ()
+    per_step_operators: tuple[BlockOp, ...] = ()
     # precomputed arrays; they must be consistent with the other fields
     known_arrays: InitVar[BlockArrays | None] = None
     # derived: operators and tensors as arrays, because these are concatenated for eighty layers in a millisecond
     arrays: BlockArrays = field(init=False, repr=False)
 
     def __post_init__(self, known_arrays: BlockArrays | None) -> None:
-        arrays = known_arrays or make_arrays(self.forward, self.backward, self.once, self.tensors)
+        arrays = known_arrays or make_arrays(self.forward, self.backward, self.per_step_operators, self.tensors)
         object.__setattr__(self, "arrays", arrays)
 
     def with_copies(self, copies: Mapping[Label, tuple[int, int, bool]]) -> "Block":
@@ -214,7 +218,7 @@ class Block:
         The arrays are updated and not rebuilt, because a planner calls this thousands of times.
 
         Args:
-            copies: label of a tensor -> its `prefetch`, `num_copies` and `is_held` (see `BlockTensor`).
+            copies: label of a tensor -> its `prefetch`, `num_copies` and `is_resident` (see `BlockTensor`).
         """
         arrays = self.arrays
         by_label = np.array([copies.get(label, UNCHANGED) for label in arrays.labels], np.int64).reshape(-1, 3)
@@ -222,7 +226,7 @@ class Block:
         is_copied = columns[0] != UNCHANGED[0]
         changed = {
             name: np.where(is_copied, column, arrays.own[name]).astype(TENSOR_TYPES[name])
-            for name, column in zip(("prefetch", "num_copies", "is_held"), columns, strict=True)
+            for name, column in zip(("prefetch", "num_copies", "is_resident"), columns, strict=True)
         }
         return self._with_tensors(tuple(_with_copy(tensor, copies) for tensor in self.tensors), arrays.own | changed)
 
@@ -243,27 +247,30 @@ class Block:
 
     def _with_tensors(self, tensors: tuple[BlockTensor, ...], own: Columns) -> "Block":
         """Return a block with these tensors; `own` has the columns of those that no other block reads."""
-        handed = tuple(tensor for tensor in tensors if tensor.role is not None)
-        known = replace(self.arrays, own=own, handed=handed)
-        return Block(self.forward, self.backward, tensors, self.reads, self.once, known)
+        boundary_tensors = tuple(tensor for tensor in tensors if tensor.role is not None)
+        known = replace(self.arrays, own=own, boundary_tensors=boundary_tensors)
+        return Block(self.forward, self.backward, tensors, self.reads, self.per_step_operators, known)
 
 
 def _with_copy(tensor: BlockTensor, copies: Mapping[Label, tuple[int, int, bool]]) -> BlockTensor:
-    if tensor.label not in copies or (tensor.is_once and tensor.role is None):
+    if tensor.label not in copies or (tensor.is_per_step and tensor.role is None):
         return tensor
-    prefetch, num_copies, is_held = copies[tensor.label]
-    return replace(tensor, prefetch=prefetch, num_copies=num_copies, is_held=is_held)
+    prefetch, num_copies, is_resident = copies[tensor.label]
+    return replace(tensor, prefetch=prefetch, num_copies=num_copies, is_resident=is_resident)
 
 
 def make_arrays(
-    forward: Sequence[BlockOp], backward: Sequence[BlockOp], once: Sequence[BlockOp], tensors: Sequence[BlockTensor]
+    forward: Sequence[BlockOp],
+    backward: Sequence[BlockOp],
+    per_step_operators: Sequence[BlockOp],
+    tensors: Sequence[BlockTensor],
 ) -> BlockArrays:
     """Build the arrays of a block.
 
     Args:
         forward: operators of forward.
         backward: operators of backward.
-        once: operators that run once in a step.
+        per_step_operators: operators that run once in a step.
         tensors: tensors that these operators produce.
     """
     labels: dict[Label, int] = {}
@@ -271,18 +278,18 @@ def make_arrays(
     def label_of(name: Label) -> int:
         return labels.setdefault(name, len(labels))
 
-    own = [tensor for tensor in tensors if tensor.role is None and not tensor.is_once]
-    shared = [tensor for tensor in tensors if tensor.role is None and tensor.is_once]
-    handed = tuple(tensor for tensor in tensors if tensor.role is not None)
-    for tensor in handed:
+    own = [tensor for tensor in tensors if tensor.role is None and not tensor.is_per_step]
+    shared = [tensor for tensor in tensors if tensor.role is None and tensor.is_per_step]
+    boundary_tensors = tuple(tensor for tensor in tensors if tensor.role is not None)
+    for tensor in boundary_tensors:
         label_of(tensor.label)
     return BlockArrays(
         forward=_pass_arrays(forward, label_of),
         backward=_pass_arrays(backward, label_of),
-        once=_pass_arrays(once, label_of),
+        per_step_operators=_pass_arrays(per_step_operators, label_of),
         own=tensor_arrays(own, label_of),
         shared=tensor_arrays(shared, label_of),
-        handed=handed,
+        boundary_tensors=boundary_tensors,
         labels=tuple(labels),
     )
 
@@ -317,4 +324,4 @@ def use_rows(uses: Sequence[Consumers]) -> np.ndarray:
 def _kind(tensor: BlockTensor) -> MemoryKind:
     if tensor.is_gradient:
         return MemoryKind.GRADIENT
-    return MemoryKind.RECOMPUTED if tensor.is_again else MemoryKind.TRANSIENT
+    return MemoryKind.RECOMPUTED if tensor.is_recomputed else MemoryKind.TRANSIENT

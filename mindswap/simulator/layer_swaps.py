@@ -24,7 +24,7 @@ from mindswap.simulator.step_model import StepModel
 
 # A prefetch distance longer than any step: no operator delays a copy or releases memory.
 FAR = 10**9
-DOUBTS = (
+CAVEATS = (
     "swap as MindFormers 2.x does it, by public sources: `prefetch` counts layers, and nothing was run on a device",
     "micro-batches, optimizer and cards are those of the configuration in the trace",
 )
@@ -37,7 +37,7 @@ class LayerSwapModel(StepModel):
     def of(cls, model: StepModel) -> "LayerSwapModel":
         """Convert a step model; of its policies only `layer_swap` and `layer_recompute` have the meaning of 2.x."""
         made = cls(model.layers.source, model.costs, model.settings)
-        made.doubts = (*made.doubts, *DOUBTS)
+        made.caveats = (*made.caveats, *CAVEATS)
         return made
 
     def program(self, policy: Policy) -> Program:
@@ -53,16 +53,16 @@ class LayerSwapModel(StepModel):
     def _cut(self, policy: Policy, layer_index: int, is_swapping: bool) -> Callable[[int], Block]:
         made = super()._cut(policy, layer_index, is_swapping)
         num_layers = len(self.captured.trees)
-        return _keep_outputs({section: made(section) for section in range(-1, num_layers + 1)}, num_layers).__getitem__
+        return _keep_outputs({segment: made(segment) for segment in range(-1, num_layers + 1)}, num_layers).__getitem__
 
 
 def _keep_outputs(blocks: Mapping[int, Block], num_layers: int) -> Mapping[int, Block]:
     """Return the blocks by segment, without copies of layer outputs that no other layer saves as its input."""
     inputs = {
         read.role
-        for section, block in blocks.items()
+        for segment, block in blocks.items()
         for read in block.reads
-        if section >= 0 and read.source is Source.BEFORE and read.uses.first_backward != NO_OP
+        if segment >= 0 and read.source is Source.PREVIOUS and read.uses.first_backward != NO_OP
     }
     is_layer = range(num_layers)
     return {at: _without_copies(block, inputs) if at in is_layer else block for at, block in blocks.items()}
@@ -97,14 +97,14 @@ def swap_at_ends_of_layers(program: Program, layers: Collection[int], prefetch: 
     # Copies of other layers are removed below, so layer 0 is a placeholder.
     near = np.where(stays, 0, owner)
     far = np.where(stays, 0, owner + prefetch)
-    turn = copies.micro_batch
-    fetch_at = backward_begin[far, turn]
+    micro_step = copies.micro_batch
+    fetch_at = backward_begin[far, micro_step]
     moved = replace(
         copies,
-        producer_op=forward_end[near, turn],
-        release_op=forward_end[far, turn],
+        producer_op=forward_end[near, micro_step],
+        release_op=forward_end[far, micro_step],
         prefetch_op=fetch_at - 1,
-        first_user_op=backward_begin[near, turn],
+        first_user_op=backward_begin[near, micro_step],
     )
     return replace(program, copies=moved.rows(~stays), intervals=_intervals(intervals, stays, fetch_at))
 

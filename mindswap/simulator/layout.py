@@ -56,9 +56,9 @@ class StageLayout:
         expected = [PassWork.FORWARD] * ahead + turns + [PassWork.BACKWARD] * ahead
         return ahead if order == expected else None
 
-    def stage_of(self, section: int) -> int:
+    def stage_of(self, segment: int) -> int:
         """Return the pipeline stage of a segment."""
-        return next(stage for stage, chunks in enumerate(self.chunks) if any(section in own for own in chunks))
+        return next(stage for stage, chunks in enumerate(self.chunks) if any(segment in own for own in chunks))
 
     def short_of(self, num_micro_batches: int) -> int:
         """Return a number of micro-batches for a shorter step with the same steady state.
@@ -74,11 +74,13 @@ class StageLayout:
     @property
     def are_ends_together(self) -> bool:
         """Return whether the same stage has the segments before and after the layers."""
-        last = max(section for chunks in self.chunks for own in chunks for section in own)
+        last = max(segment for chunks in self.chunks for own in chunks for segment in own)
         return self.stage_of(0) == self.stage_of(last)
 
 
-def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int, num_sequences: int = 1) -> StageLayout:
+def build_stage_layout(
+    pipeline: Pipeline, num_layers: int, num_micro_batches: int, num_sequences: int = 1
+) -> StageLayout:
     """Assign the segments of a model to stages and virtual chunks.
 
     Args:
@@ -106,12 +108,12 @@ def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int, 
         raise SimulationError(f"pipeline: {error}") from None
     chunks: list[list[tuple[int, ...]]] = [[] for _ in range(pipeline.num_stages)]
     for cell in cells:
-        sections = tuple(index + 1 for index in cell.layers)
+        segments = tuple(index + 1 for index in cell.layers)
         if cell is cells[0]:
-            sections = (0, *sections)
+            segments = (0, *segments)
         if cell is cells[-1]:
-            sections = (*sections, num_layers + 1)
-        chunks[cell.stage].append(sections)
+            segments = (*segments, num_layers + 1)
+        chunks[cell.stage].append(segments)
     scheduler = pipeline.scheduler if pipeline.num_stages > 1 else "1f1b"
     return StageLayout(tuple(tuple(stage) for stage in chunks), num_micro_batches, (), scheduler, num_sequences)
 

@@ -18,11 +18,11 @@ from mindswap.graph.model import Graph, Node
 from mindswap.simulator.captured_step import GradientRule
 from mindswap.simulator.layer_block import Block, BlockTensor, Consumers, Read, Role, Source
 from mindswap.simulator.program import ONE_WAY
-from mindswap.simulator.segment_reader import Place, StepReader, StepTensor
+from mindswap.simulator.segment_reader import OpList, StepReader, StepTensor
 from mindswap.units import ceil_div
 
 
-class BlockMaker:
+class BlockBuilder:
     """Read a compiled step, and build the block of each of its segments on request.
 
     Args:
@@ -32,8 +32,8 @@ class BlockMaker:
         collectives: name of a node -> communication that belongs to it.
         collective_ns: communication -> its duration in ns.
         is_fused: whether consecutive element-wise operators are one kernel (jit_level O1).
-        once: names of forward operators that run once in a step, for all micro-batches; they read only weights and
-            each other.
+        per_step_operators: names of forward operators that run once in a step, for all micro-batches; they read only
+            weights and each other.
         rule: memory of weight gradients; the default keeps them as produced.
         alignment_bytes: allocation granularity of the memory pool.
         is_swapping: whether another layer of the step, which has one micro-batch, swaps.
@@ -50,7 +50,7 @@ class BlockMaker:
         collectives: Mapping[str, tuple[Collective, ...]] = MappingProxyType({}),
         collective_ns: Callable[[Collective], int] = lambda collective: 0,
         is_fused: bool = False,
-        once: Set[str] = frozenset(),
+        per_step_operators: Set[str] = frozenset(),
         rule: GradientRule = GradientRule(),  # noqa: B008 frozen
         alignment_bytes: int = 1,
         is_swapping: bool = False,
@@ -68,7 +68,7 @@ class BlockMaker:
             label=label,
             collectives=collectives,
             collective_ns=collective_ns,
-            once=once,
+            per_step_operators=per_step_operators,
             is_fused=is_fused,
             is_swapping=is_swapping,
             copied=copied,
@@ -79,61 +79,61 @@ class BlockMaker:
         self.alignment_bytes = alignment_bytes
         self.roles = self._name_roles()
         # The tensors that each segment produces or reads, in order of production.
-        self.known: dict[int, list[StepTensor]] = {section: [] for section in range(-1, step.num_layers + 1)}
+        self.known: dict[int, list[StepTensor]] = {segment: [] for segment in range(-1, step.num_layers + 1)}
         for tensor in step.tensors:
-            for section in {tensor.section, *tensor.uses}:
-                self.known[section].append(tensor)
-                if section != tensor.section:
-                    self._source(tensor, section)  # raises before any block is built
+            for segment in {tensor.segment, *tensor.uses}:
+                self.known[segment].append(tensor)
+                if segment != tensor.segment:
+                    self._source(tensor, segment)  # raises before any block is built
 
-    def block(self, section: int) -> Block:
+    def block(self, segment: int) -> Block:
         """Return the block of one segment.
 
         Args:
-            section: -1 before the layers, 0 to num_layers - 1 for the layers, num_layers after them.
+            segment: -1 before the layers, 0 to num_layers - 1 for the layers, num_layers after them.
         """
         tensors: list[BlockTensor] = []
         reads: list[Read] = []
-        for tensor in self.known[section]:
-            uses, role = tensor.uses_in(section), self.roles.get(tensor)
+        for tensor in self.known[segment]:
+            uses, role = tensor.uses_in(segment), self.roles.get(tensor)
             size_bytes = self._memory_of(tensor.type.size_bytes)
-            if tensor.section == section:
+            if tensor.segment == segment:
                 tensors += self._gradient(tensor) if tensor.is_gradient else ()
-                if tensor.place.is_forward or tensor.is_read:
+                if tensor.op_list.is_forward or tensor.is_read:
                     tensors.append(_block_tensor(tensor, size_bytes, uses, role))
             elif uses != Consumers():
                 if role is None:  # `_name_roles` covers all tensors that another segment reads
                     raise AssertionError("a tensor that another segment reads has no role")
-                reads.append(Read(self._source(tensor, section), role, size_bytes, uses))
-        places = (Place(section, True), Place(section, False), Place(section, True, True))
-        forward, backward, once = map(self.step.ops_of, places)
-        return Block(forward, backward, tuple(tensors), tuple(reads), once)
+                reads.append(Read(self._source(tensor, segment), role, size_bytes, uses))
+        op_lists = (OpList(segment, True), OpList(segment, False), OpList(segment, True, True))
+        forward, backward, per_step_operators = map(self.step.ops_of, op_lists)
+        return Block(forward, backward, tuple(tensors), tuple(reads), per_step_operators)
 
     def _name_roles(self) -> dict[StepTensor, Role]:
         """Assign roles to the tensors that other segments read."""
         counts: dict[tuple[object, ...], int] = {}
         roles: dict[StepTensor, Role] = {}
         for tensor in self.step.tensors:
-            if tensor.uses.keys() <= {tensor.section}:
+            if tensor.uses.keys() <= {tensor.segment}:
                 continue
-            known, is_forward, is_shared = tensor.type, tensor.place.is_forward, self._is_shared(tensor)
-            key = (tensor.section, is_forward, is_shared, known.shape, known.dtype)
+            known, is_forward, is_shared = tensor.type, tensor.op_list.is_forward, self._is_shared(tensor)
+            key = (tensor.segment, is_forward, is_shared, known.shape, known.dtype)
             roles[tensor] = Role(known.shape, known.dtype, counts.get(key, 0), is_forward, is_shared)
             counts[key] = counts.get(key, 0) + 1
         return roles
 
     def _is_shared(self, tensor: StepTensor) -> bool:
         """Return whether the first segment of the pass produces it and more than the second one reads it."""
-        first, second = (-1, 0) if tensor.place.is_forward else (self.step.num_layers, self.step.num_layers - 1)
-        return tensor.section == first and bool(tensor.uses.keys() - {first, second})
+        first, second = (-1, 0) if tensor.op_list.is_forward else (self.step.num_layers, self.step.num_layers - 1)
+        return tensor.segment == first and bool(tensor.uses.keys() - {first, second})
 
-    def _source(self, tensor: StepTensor, section: int) -> Source:
+    def _source(self, tensor: StepTensor, segment: int) -> Source:
         if self._is_shared(tensor):
             return Source.SHARED
-        if tensor.section == section - 1:
-            return Source.BEFORE
-        if tensor.section == section + 1:
-            return Source.BEHIND
+        if tensor.segment == segment - 1:
+            return Source.PREVIOUS
+        if tensor.segment == segment + 1:
+            return Source.NEXT
         raise SimulationError(
             f"{tensor.label} would be read two or more layers away from where it is made; only neighbouring layers can "
             "share tensors"
@@ -145,27 +145,31 @@ class BlockMaker:
 
     def _gradient(self, tensor: StepTensor) -> Iterable[BlockTensor]:
         """Yield the tensors of a weight gradient: until it is accumulated or reduced, and until the optimizer."""
-        size_bytes, made_at = tensor.type.size_bytes, tensor.made_at
-        ops = self.step.ops[tensor.place]
-        behind = [at for at in range(made_at + 1, len(ops)) if not ops[at].kind.is_communication]
-        in_half = (at for at in behind if ops[at].is_weight == ops[made_at].is_weight)
-        taken = Consumers(last_backward=behind[0] if behind else made_at, last_weight=next(in_half, made_at))
+        size_bytes, producer_op_index = tensor.type.size_bytes, tensor.producer_op_index
+        ops = self.step.ops[tensor.op_list]
+        behind = [at for at in range(producer_op_index + 1, len(ops)) if not ops[at].kind.is_communication]
+        in_half = (at for at in behind if ops[at].is_weight == ops[producer_op_index].is_weight)
+        taken = Consumers(
+            last_backward=behind[0] if behind else producer_op_index, last_weight=next(in_half, producer_op_index)
+        )
         rule = self.rule
-        where = -1 if tensor.section < 0 else int(tensor.section == self.step.num_layers)
-        is_cut, is_sent = rule.is_cut(tensor.type, where), rule.is_sent(tensor.type, where)
-        parts = rule.parts_bytes(size_bytes, is_cut, is_sent)
-        for size, uses, is_final in zip(parts, (taken, Consumers(), Consumers()), (False, True, True), strict=True):
+        where = -1 if tensor.segment < 0 else int(tensor.segment == self.step.num_layers)
+        is_sharded_weight, is_reduced = rule.is_sharded_weight(tensor.type, where), rule.is_reduced(tensor.type, where)
+        parts = rule.parts_bytes(size_bytes, is_sharded_weight, is_reduced)
+        for size, uses, is_optimizer_input in zip(
+            parts, (taken, Consumers(), Consumers()), (False, True, True), strict=True
+        ):
             if size:
                 yield BlockTensor(
                     label=tensor.label,
                     size_bytes=self._memory_of(size),
                     is_forward=False,
-                    is_again=False,
-                    made_at=made_at,
+                    is_recomputed=False,
+                    producer_op_index=producer_op_index,
                     uses=uses,
                     role=None,
                     is_gradient=True,
-                    is_final=is_final,
+                    is_optimizer_input=is_optimizer_input,
                 )
 
 
@@ -173,15 +177,15 @@ def _block_tensor(tensor: StepTensor, size_bytes: int, uses: Consumers, role: Ro
     return BlockTensor(
         label=tensor.label,
         size_bytes=size_bytes,
-        is_forward=tensor.place.is_forward,
-        is_again=tensor.is_again,
-        made_at=tensor.made_at,
+        is_forward=tensor.op_list.is_forward,
+        is_recomputed=tensor.is_recomputed,
+        producer_op_index=tensor.producer_op_index,
         uses=uses,
         role=role,
         prefetch=max(tensor.prefetch, default=0),
         num_copies=ONE_WAY if tensor.is_one_way else len(tensor.prefetch),
-        is_held=bool(tensor.prefetch) and tensor.has_keeper,  # then its memory is not freed by the copies
-        is_once=tensor.place.is_once,
-        is_early=tensor.is_early,
-        is_early_later=tensor.is_early_later,
+        is_resident=bool(tensor.prefetch) and tensor.has_resident_holder,  # then its memory is not freed by the copies
+        is_per_step=tensor.op_list.is_per_step,
+        is_live_from_start=tensor.is_live_from_start,
+        is_live_from_later_starts=tensor.is_live_from_later_starts,
     )

@@ -60,7 +60,7 @@ def place_memory(
 
     last_use = np.maximum.reduce([tensors["begin"], tensors["last_forward"], tensors["last_backward"]])
     kind = np.where(is_saved, MemoryKind.KEPT, tensors["kind"])
-    leaves = is_copied & ~tensors["is_held"].astype(bool)
+    leaves = is_copied & ~tensors["is_resident"].astype(bool)
     # Copies of a tensor are adjacent; the last one releases its device memory.
     copy_ends = num_before + np.cumsum(tensors["num_copies"][copied]) - 1
     let_go_by = np.zeros(len(is_copied), np.int64)

@@ -16,13 +16,13 @@ from mindswap.simulator.schedules.rounds import Pass, PassWork
 from mindswap.simulator.stage_pass import (
     TENSOR_COLUMNS,
     MicroBatchGroup,
-    ModelSections,
+    ModelSegments,
     StagePass,
-    cut_backward,
     shift,
+    split_backward_pass,
     tensor_rows,
 )
-from mindswap.simulator.stage_tensors import TensorTable, once_columns
+from mindswap.simulator.stage_tensors import TensorTable, per_step_columns
 
 
 def build_program(
@@ -43,31 +43,31 @@ def build_program(
 
 OP_COLUMNS = ("duration_ns", "kind", "wait_op", "label", "layer", "micro_batch")
 # Identity of a SEND: target segment, micro-batch, sequence piece, is forward.
-_Hand = tuple[int, int, int, bool]
+_SendKey = tuple[int, int, int, bool]
 
 
 @dataclass(eq=False)
 class _Chunk:
-    """A virtual chunk: its passes, and groups of micro-batches by (has the once-run operators, backward is split)."""
+    """A virtual chunk: its passes, and groups of micro-batches by (has the per-step operators, backward is split)."""
 
-    sections: tuple[int, ...]
+    segments: tuple[int, ...]
     first_forward: StagePass
     later_forward: StagePass
     backward: StagePass
-    turns: dict[tuple[bool, bool], MicroBatchGroup] = field(default_factory=dict)
-    once_begin: int = 0  # absolute position of its first forward
+    groups: dict[tuple[bool, bool], MicroBatchGroup] = field(default_factory=dict)
+    first_forward_begin: int = 0  # absolute position of its first forward
 
-    def turns_of(self, entry: Pass, is_cut: bool) -> MicroBatchGroup:
+    def group_of(self, entry: Pass, is_split: bool) -> MicroBatchGroup:
         """Return the group of a micro-batch, created when its first pass is scheduled."""
         forward = self.later_forward if entry.micro_batch or entry.sequence else self.first_forward
-        key = (forward is self.first_forward, is_cut)
-        if key not in self.turns:
-            if is_cut:
-                *halves, places = cut_backward(self.backward)
-                self.turns[key] = MicroBatchGroup(forward, self.backward, (halves[0], halves[1]), places)
+        key = (forward is self.first_forward, is_split)
+        if key not in self.groups:
+            if is_split:
+                *halves, places = split_backward_pass(self.backward)
+                self.groups[key] = MicroBatchGroup(forward, self.backward, (halves[0], halves[1]), places)
             else:
-                self.turns[key] = MicroBatchGroup(forward, self.backward)
-        return self.turns[key]
+                self.groups[key] = MicroBatchGroup(forward, self.backward)
+        return self.groups[key]
 
 
 class _Builder:
@@ -79,13 +79,13 @@ class _Builder:
     def __init__(self, blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout):
         self.costs = costs
         self.layout = layout
-        self.model = ModelSections(blocks, self._send_ns)
+        self.model = ModelSegments(blocks, self._send_ns)
         self.stages = {s: i for i, chunks in enumerate(layout.chunks) for own in chunks for s in own}
         self.position = 0
         self.last_compute = 0  # last compute operator of the current stage
         self.ops: dict[str, list[np.ndarray]] = {name: [] for name in OP_COLUMNS}
-        self.sends: dict[_Hand, int] = {}
-        self.receives: dict[int, _Hand] = {}
+        self.sends: dict[_SendKey, int] = {}
+        self.receives: dict[int, _SendKey] = {}
         self.sent: list[tuple[int, int, bool]] = []  # of the current stage: (SEND, bytes, is forward)
 
     def build(self, stages: Sequence[int]) -> Program:
@@ -124,20 +124,23 @@ class _Builder:
         begin = last_forward = self.position
         passes = self.layout.passes(stage)
         has_later = any(entry.micro_batch or entry.sequence for entry in passes)
-        chunks = [self._chunk(sections, has_later) for sections in self.layout.chunks[stage]]
+        chunks = [self._chunk(segments, has_later) for segments in self.layout.chunks[stage]]
         cut = {_key(entry) for entry in passes if entry.work is PassWork.WEIGHT_GRADIENT}
         for entry in passes:
             self._run(chunks[entry.chunk], entry, _key(entry) in cut)
             last_forward = self.last_compute if entry.work is PassWork.FORWARD else last_forward
         tables, others = [], []
         for chunk in chunks:
-            for turns in chunk.turns.values():
-                made = TensorTable(self.model, chunk.sections, turns)
-                tables.append(turns.expand(made.own(), self.last_compute))
-                others.append(turns.expand(made.others(), self.last_compute))
-            once = {section: chunk.once_begin + at for section, at in chunk.first_forward.once.items()}
-            if once:
-                tables.append(once_columns(self.model, once, list(chunk.turns.values())))
+            for groups in chunk.groups.values():
+                made = TensorTable(self.model, chunk.segments, groups)
+                tables.append(groups.expand(made.own(), self.last_compute))
+                others.append(groups.expand(made.others(), self.last_compute))
+            per_step_operators = {
+                segment: chunk.first_forward_begin + at
+                for segment, at in chunk.first_forward.per_step_operators.items()
+            }
+            if per_step_operators:
+                tables.append(per_step_columns(self.model, per_step_operators, list(chunk.groups.values())))
         tables += others
         closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
         # The optimizer is no operator of the program: its memory is added at the last operator of backward, less the
@@ -174,59 +177,63 @@ class _Builder:
             micro_batch=0,
         )
 
-    def _chunk(self, sections: tuple[int, ...], has_later: bool) -> _Chunk:
-        first = self.model.make_pass(sections, True, None)
-        later = self.model.make_pass(sections, True, first.once) if first.once and has_later else first
-        return _Chunk(sections, first, later, self.model.make_pass(sections, False, {}))
+    def _chunk(self, segments: tuple[int, ...], has_later: bool) -> _Chunk:
+        first = self.model.make_pass(segments, True, None)
+        later = (
+            self.model.make_pass(segments, True, first.per_step_operators)
+            if first.per_step_operators and has_later
+            else first
+        )
+        return _Chunk(segments, first, later, self.model.make_pass(segments, False, {}))
 
-    def _run(self, chunk: _Chunk, entry: Pass, is_cut: bool) -> None:
+    def _run(self, chunk: _Chunk, entry: Pass, is_split: bool) -> None:
         """Append the operators of a pass."""
-        turns = chunk.turns_of(entry, is_cut)
-        turn = entry.micro_batch * self.layout.num_sequences + entry.sequence
-        begins = turns.begins.setdefault(turn, [])
+        groups = chunk.group_of(entry, is_split)
+        micro_step = entry.micro_batch * self.layout.num_sequences + entry.sequence
+        begins = groups.begins.setdefault(micro_step, [])
         which = {PassWork.FORWARD: 0, PassWork.WEIGHT_GRADIENT: 2}.get(entry.work, 1)
         if len(begins) != which:
             raise AssertionError(f"{entry} comes too early")
-        part = turns.forward if which == 0 else turns.halves[which - 1] if turns.halves else turns.backward
+        part = groups.forward if which == 0 else groups.halves[which - 1] if groups.halves else groups.backward
         columns = part.columns
-        if which == 0 and not turn:
-            chunk.once_begin = self.position
+        if which == 0 and not micro_step:
+            chunk.first_forward_begin = self.position
         begins.append(self.position)
         wait_op = shift(columns["wait_op"], self.position)
         if "wait_half" in columns:
             wait_op = np.where(wait_op == NO_OP, shift(columns["wait_half"], begins[1]), wait_op)
-        if "wait_once" in columns:
-            wait_op = np.where(wait_op == NO_OP, shift(columns["wait_once"], chunk.once_begin), wait_op)
-        if part.is_first_held_back:
+        if "wait_per_step" in columns:
+            wait_op = np.where(wait_op == NO_OP, shift(columns["wait_per_step"], chunk.first_forward_begin), wait_op)
+        if part.starts_with_collective:
             wait_op[0] = max(int(wait_op[0]), self.position - 1)
         self.ops["wait_op"].append(wait_op)
         for name in ("kind", "label", "layer"):
             self.ops[name].append(columns[name])
         pieces = columns["piece_ns"]
         self.ops["duration_ns"].append(pieces[:, min(entry.sequence, pieces.shape[1] - 1)])
-        self.ops["micro_batch"].append(np.full(part.num_ops, turn))
-        hand = entry.micro_batch, entry.sequence, which == 0
+        self.ops["micro_batch"].append(np.full(part.num_ops, micro_step))
+        send_key = entry.micro_batch, entry.sequence, which == 0
         if part.receive is not None:
-            self.receives[self.position] = (part.receive, *hand)
+            self.receives[self.position] = (part.receive, *send_key)
         compute = np.flatnonzero(columns["kind"] < OpKind.COLLECTIVE)
         if len(compute):
             self.last_compute = self.position + int(compute[-1])
         self.position += part.num_ops
         if part.send is not None:
-            self.sends[(part.send, *hand)] = self.position - 1
-            if self.stages.get(part.send) != self.stages.get(chunk.sections[0]):
-                size_bytes = self.model.handed_bytes(part.send, which == 0)
+            self.sends[(part.send, *send_key)] = self.position - 1
+            if self.stages.get(part.send) != self.stages.get(chunk.segments[0]):
+                size_bytes = self.model.boundary_bytes(part.send, which == 0)
                 self.sent.append((self.position - 1, size_bytes, which == 0))
 
-    def _send_ns(self, section: int, target: int, size_bytes: int) -> int:
+    def _send_ns(self, segment: int, target: int, size_bytes: int) -> int:
         """Return the duration of a transfer; 0 within a stage, as at the turning point of a V schedule."""
-        return 0 if self.stages[section] == self.stages[target] else self.costs.send_ns(size_bytes)
+        return 0 if self.stages[segment] == self.stages[target] else self.costs.send_ns(size_bytes)
 
 
 def _ending_bytes(table: dict[str, np.ndarray], last: int) -> int:
     """Return the bytes of tensors whose last use is the given operator, without those kept for the optimizer."""
     ends = np.maximum.reduce([table[name] for name in ("begin", "last_forward", "last_backward")])
-    return int(table["size_bytes"][(ends == last) & ~table.get("is_final", np.zeros(len(ends), bool))].sum())
+    return int(table["size_bytes"][(ends == last) & ~table.get("is_optimizer_input", np.zeros(len(ends), bool))].sum())
 
 
 def _drop_unsent(table: dict[str, np.ndarray], sends: np.ndarray, sizes: np.ndarray) -> None:

@@ -16,15 +16,15 @@ from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.passes.interleaved_halves import RING, list_rounds
 from mindswap.simulator.layer_block import BlockOp, Consumers, ring_buffers, ring_ops
 from mindswap.simulator.program import NO_OP, OpKind
-from mindswap.simulator.segments import backward_sections, count_layers, find_early, forward_sections
+from mindswap.simulator.segments import backward_segments, count_layers, find_start_operators, forward_segments
 
 
-class Place(NamedTuple):
-    """An operator list: forward, backward, or the once-run part of a segment. Positions are indices in it."""
+class OpList(NamedTuple):
+    """An operator list: forward, backward, or the per-step part of a segment. Positions are indices in it."""
 
-    section: int
+    segment: int
     is_forward: bool
-    is_once: bool = False
+    is_per_step: bool = False
 
 
 class UntimedOp(NamedTuple):
@@ -34,7 +34,7 @@ class UntimedOp(NamedTuple):
     label: Label
     kind: OpKind
     wait_op: int  # this field and the next two are those of `BlockOp`
-    wait_once: int
+    wait_per_step: int
     is_weight: bool
 
 
@@ -42,7 +42,7 @@ class UntimedOp(NamedTuple):
 LAST_FORWARD, FIRST_BACKWARD, LAST_BACKWARD, FIRST_INPUT, FIRST_WEIGHT = map(
     Consumers._fields.index, ("last_forward", "first_backward", "last_backward", "first_input", "first_weight")
 )
-UNUSED = Consumers()[:-1]  # without `last_once`
+UNUSED = Consumers()[:-1]  # without `last_per_step`
 
 
 @dataclass(eq=False, slots=True)
@@ -51,40 +51,40 @@ class StepTensor:
 
     label: Label  # label of its producer
     type: TensorType  # shape, dtype and bytes
-    place: Place  # operator list of its producer
-    made_at: int  # position of its producer in that list
-    is_again: bool  # produced by a recomputed operator
+    op_list: OpList  # operator list of its producer
+    producer_op_index: int  # position of its producer in that list
+    is_recomputed: bool  # produced by a recomputed operator
     uses: dict[int, list[int]] = field(default_factory=dict)  # segment -> fields of `Consumers` without the last
-    last_once: int = NO_OP  # last use by an operator that runs once
+    last_per_step: int = NO_OP  # last use by an operator that runs once
     is_read: bool = False  # some operator reads it
     collective: int = NO_OP  # position of the collective on it that its readers wait for
     prefetch: list[int] = field(default_factory=list)  # `backward_prefetch` of each of its copies to the host
-    has_keeper: bool = False  # backward saves it under a name that is not offloaded
+    has_resident_holder: bool = False  # backward saves it under a name that is not offloaded
     is_gradient: bool = False  # backward returns it
     is_one_way: bool = False  # offloaded and never prefetched
-    is_early: bool = False  # live from the start of forward
-    is_early_later: bool = False  # live from the start of forward in every micro-batch but the first
+    is_live_from_start: bool = False  # live from the start of forward
+    is_live_from_later_starts: bool = False  # live from the start of forward in every micro-batch but the first
 
     @property
-    def section(self) -> int:
+    def segment(self) -> int:
         """Segment of its producer."""
-        return self.place.section
+        return self.op_list.segment
 
-    def uses_in(self, section: int) -> Consumers:
+    def uses_in(self, segment: int) -> Consumers:
         """Return the positions at which a segment reads it."""
-        last_once = self.last_once if section == self.section else NO_OP
-        return Consumers._make((*self.uses.get(section, UNUSED), last_once))
+        last_per_step = self.last_per_step if segment == self.segment else NO_OP
+        return Consumers._make((*self.uses.get(segment, UNUSED), last_per_step))
 
-    def note_use(self, place: Place, position: int, is_weight: bool) -> None:
+    def note_use(self, op_list: OpList, position: int, is_weight: bool) -> None:
         """Record a read by the operator at a position of an operator list."""
         self.is_read = True
-        if place.is_once:
-            self.last_once = position
+        if op_list.is_per_step:
+            self.last_per_step = position
             return
-        uses = self.uses.get(place.section)
+        uses = self.uses.get(op_list.segment)
         if uses is None:
-            uses = self.uses[place.section] = list(UNUSED)
-        if place.is_forward:
+            uses = self.uses[op_list.segment] = list(UNUSED)
+        if op_list.is_forward:
             uses[LAST_FORWARD] = position
             return
         for first in (FIRST_BACKWARD, FIRST_WEIGHT if is_weight else FIRST_INPUT):  # the field of the last use follows
@@ -101,21 +101,21 @@ class StepReader:
         SimulationError: if the step has no layers.
     """
 
-    graph: Graph  # this field and the next seven are arguments of `BlockMaker`
+    graph: Graph  # this field and the next seven are arguments of `BlockBuilder`
     operator_ns: Callable[[Node, Work], int]
     label: Callable[[Node], Names]
     collectives: Mapping[str, tuple[Collective, ...]]
     collective_ns: Callable[[Collective], int]
-    once: Set[str]
+    per_step_operators: Set[str]
     is_fused: bool
     is_swapping: bool = False
     copied: Set[str] = frozenset()  # copies of weights that occupy memory
     static: Set[str] = frozenset()  # operators on constants, computed once in a step: `graph.constants`
-    ops: dict[Place, list[BlockOp | UntimedOp]] = field(default_factory=dict)  # in execution order
+    ops: dict[OpList, list[BlockOp | UntimedOp]] = field(default_factory=dict)  # in execution order
     tensors: list[StepTensor] = field(default_factory=list)  # in order of production
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
     unwritten: set[str] = field(default_factory=set)  # values internal to a fused kernel
-    early: Set[str] = frozenset()  # operators after the layers that run at the start of forward
+    start_operators: Set[str] = frozenset()  # operators after the layers that run at the start of forward
     # Forward operators that read weights only, mostly casts. If they are marked for recompute in a step without swap,
     # they still run once: recompute.cc adds control dependencies only to copies that read a forward value, so the
     # backend merges the copy with the original. It does not in a step with swap
@@ -129,30 +129,30 @@ class StepReader:
     def read(self) -> None:
         """Read all operators of the graph, forward first."""
         graph, saved = self.graph, self.graph.saved
-        sections = forward_sections(graph, self.num_layers)
+        segments = forward_segments(graph, self.num_layers)
         unwritten = find_unwritten(graph) if self.is_fused else {}
-        self._note_unwritten(unwritten, graph.forward, sections)
-        self.early = find_early(graph, sections, self.num_layers)
-        for node, section in zip(graph.forward, sections, strict=True):
-            self._read(node, Place(section, True, node.name in self.once))
+        self._note_unwritten(unwritten, graph.forward, segments)
+        self.start_operators = find_start_operators(graph, segments, self.num_layers)
+        for node, segment in zip(graph.forward, segments, strict=True):
+            self._read(node, OpList(segment, True, node.name in self.per_step_operators))
         for value in saved:
             self.values[value.backward_name] = self.values.get(value.forward_name, ())
         behind = {
-            node.name for node, section in zip(graph.forward, sections, strict=True) if section == self.num_layers
+            node.name for node, segment in zip(graph.forward, segments, strict=True) if segment == self.num_layers
         }
-        sections = backward_sections(graph, self.num_layers, behind)
-        self._note_unwritten(unwritten, graph.backward, sections)
-        for node, section in zip(graph.backward, sections, strict=True):
-            self._read(node, Place(section, False))
+        segments = backward_segments(graph, self.num_layers, behind)
+        self._note_unwritten(unwritten, graph.backward, segments)
+        for node, segment in zip(graph.backward, segments, strict=True):
+            self._read(node, OpList(segment, False))
         self._note_copies()
         self._note_gradients()
 
-    def ops_of(self, place: Place) -> tuple[BlockOp, ...]:
+    def ops_of(self, op_list: OpList) -> tuple[BlockOp, ...]:
         """Return the operators of a list in execution order, with durations."""
-        return tuple(self._timed(op, place) if isinstance(op, UntimedOp) else op for op in self.ops.get(place, ()))
+        return tuple(self._timed(op, op_list) if isinstance(op, UntimedOp) else op for op in self.ops.get(op_list, ()))
 
-    def _timed(self, op: UntimedOp, place: Place) -> BlockOp:
-        node, work = op.node, self._work(op.node, place)
+    def _timed(self, op: UntimedOp, op_list: OpList) -> BlockOp:
+        node, work = op.node, self._work(op.node, op_list)
         pieces = tuple([self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops])
         duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
         return BlockOp(
@@ -161,14 +161,14 @@ class StepReader:
             duration_ns=duration_ns,
             wait_op=op.wait_op,
             op=node.op,
-            wait_once=op.wait_once,
+            wait_per_step=op.wait_per_step,
             is_weight=op.is_weight,
             piece_ns=pieces,
         )
 
-    def _work(self, node: Node, place: Place) -> Work:
-        work = self._meter.measure(node, place.is_forward)
-        return self._fusions[not place.is_forward].fuse(node, work) if self.is_fused else work
+    def _work(self, node: Node, op_list: OpList) -> Work:
+        work = self._meter.measure(node, op_list.is_forward)
+        return self._fusions[not op_list.is_forward].fuse(node, work) if self.is_fused else work
 
     @functools.cached_property
     def _meter(self) -> WorkMeter:
@@ -178,19 +178,19 @@ class StepReader:
     def _fusions(self) -> tuple[Fusion, Fusion]:
         return find_fusions(self.graph)
 
-    def _note_unwritten(self, unwritten: Mapping[str, str], nodes: Sequence[Node], sections: Sequence[int]) -> None:
+    def _note_unwritten(self, unwritten: Mapping[str, str], nodes: Sequence[Node], segments: Sequence[int]) -> None:
         """Record values internal to a fused kernel.
 
         Fusion does not cross segments, and a collective reads its operand from memory.
         """
-        place = {node.name: section for node, section in zip(nodes, sections, strict=True)}
+        op_list = {node.name: segment for node, segment in zip(nodes, segments, strict=True)}
         self.unwritten.update(
             name
             for name, reader in unwritten.items()
-            if name in place and place[name] == place.get(reader) and name not in self.collectives
+            if name in op_list and op_list[name] == op_list.get(reader) and name not in self.collectives
         )
 
-    def _read(self, node: Node, place: Place) -> None:
+    def _read(self, node: Node, op_list: OpList) -> None:
         if node.name in self.static:
             return
         if node.op in VIEW_OPS or node.op == "MoveTo":
@@ -206,43 +206,43 @@ class StepReader:
         elif node.is_duplicate and node.origin in self.of_weights and not self.is_swapping:
             self.values[node.name] = self.values[node.origin]
         elif is_kernel(node.op):
-            self._run(node, place)
+            self._run(node, op_list)
 
-    def _run(self, node: Node, place: Place) -> None:
+    def _run(self, node: Node, op_list: OpList) -> None:
         """Append an operator with its communication; record its reads and outputs.
 
         Communication runs on the other stream: before the operator, which then waits for it, or after the operator,
         whose readers then wait for it (`StepTensor.collective`).
         """
-        ops = self.ops.setdefault(place, [])
-        label, read = self._label(node, place), list(self._tensors_of(node.inputs))
-        is_weight = not place.is_forward and node.name in self.weight_nodes
+        ops = self.ops.setdefault(op_list, [])
+        label, read = self._label(node, op_list), list(self._tensors_of(node.inputs))
+        is_weight = not op_list.is_forward and node.name in self.weight_nodes
         known = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
-        begin = self._made_at(node, place) if known else NO_OP
+        begin = self._made_at(node, op_list) if known else NO_OP
         waits = [
             _communicate(ops, label, c.kind, self.collective_ns(c), begin, is_weight) for c in known if c.is_before
         ]
         after = [(c.kind, self.collective_ns(c)) for c in known if not c.is_before and c.kind != RING]
         position = len(ops)
-        wait_once = NO_OP
-        if place.is_forward and not read and not is_gathering(node) and self.static.isdisjoint(node.inputs):
+        wait_per_step = NO_OP
+        if op_list.is_forward and not read and not is_gathering(node) and self.static.isdisjoint(node.inputs):
             self.of_weights.add(node.name)
         for tensor in read:
-            tensor.note_use(place, position, is_weight)
-            if tensor.collective != NO_OP and tensor.place == place:
+            tensor.note_use(op_list, position, is_weight)
+            if tensor.collective != NO_OP and tensor.op_list == op_list:
                 waits.append(tensor.collective)
-            elif tensor.place.is_once and tensor.place == place._replace(is_once=True):
-                wait_once = max(wait_once, tensor.collective)
+            elif tensor.op_list.is_per_step and tensor.op_list == op_list._replace(is_per_step=True):
+                wait_per_step = max(wait_per_step, tensor.collective)
         if node.op in COMMUNICATION_OPS:  # an explicit communication node
             # No collective: its result is the one of an earlier communication, so it takes no time.
             duration_ns = after.pop()[1] if after else 0
             _communicate(ops, label, node.op, duration_ns, NO_OP, is_weight)
         else:
-            kind = OpKind.FORWARD if place.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
-            own = UntimedOp(node, label, kind, max(waits, default=NO_OP), wait_once, is_weight)
+            kind = OpKind.FORWARD if op_list.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
+            own = UntimedOp(node, label, kind, max(waits, default=NO_OP), wait_per_step, is_weight)
             exchange = next((c for c in known if c.kind == RING), None)
-            ops += [own] if exchange is None else self._run_ring(own, place, position, exchange, read)
-        outputs = self._make_outputs(node, label, place, position, read)
+            ops += [own] if exchange is None else self._run_ring(own, op_list, position, exchange, read)
+        outputs = self._make_outputs(node, label, op_list, position, read)
         for name, duration_ns in after:
             _communicate(ops, label, name, duration_ns, NO_OP, is_weight)
         if ops[-1].kind is OpKind.COLLECTIVE:
@@ -250,10 +250,10 @@ class StepReader:
                 tensor.collective = len(ops) - 1
 
     def _run_ring(
-        self, own: UntimedOp, place: Place, begin: int, exchange: Collective, read: Sequence[StepTensor]
+        self, own: UntimedOp, op_list: OpList, begin: int, exchange: Collective, read: Sequence[StepTensor]
     ) -> list[BlockOp]:
         """Expand ring attention into its rounds, and record its buffers."""
-        node, work = own.node, self._work(own.node, place)
+        node, work = own.node, self._work(own.node, op_list)
         operands, is_forward = work.inputs[:3], node.op == "FlashAttentionScore"
         statistic = self.graph.index.forward_nodes.get(node.origin, node).outputs[0].size_bytes
         rounds = list_rounds(is_forward, exchange.num_ranks, work.flops, operands, statistic, self.is_fused)
@@ -261,24 +261,35 @@ class StepReader:
         def time_ns(kernel: Work, op: str) -> int:
             return self.operator_ns(replace(node, op=op), replace(kernel, inputs=operands))
 
-        ops = ring_ops(self._timed(own, place), rounds, begin, time_ns, self.collective_ns(exchange))
+        ops = ring_ops(self._timed(own, op_list), rounds, begin, time_ns, self.collective_ns(exchange))
         size_bytes = ring_buffers(operands, is_forward)
-        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), place, begin, False)
+        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), op_list, begin, False)
         self.tensors.append(buffers)
         for tensor in (buffers, *read):
-            tensor.note_use(place, begin + len(ops) - 1, False)
+            tensor.note_use(op_list, begin + len(ops) - 1, False)
         return ops
 
     def _make_outputs(
-        self, node: Node, label: Label, place: Place, position: int, read: Sequence[StepTensor]
+        self, node: Node, label: Label, op_list: OpList, position: int, read: Sequence[StepTensor]
     ) -> list[StepTensor]:
-        is_again = node.is_duplicate and not place.is_forward
+        is_recomputed = node.is_duplicate and not op_list.is_forward
         if node.name in self.unwritten:  # its readers read the inputs of the fused kernel
             self.values[node.name] = tuple(dict.fromkeys(read))
             return []
-        is_early, is_early_later = node.name in self.early, _is_early_later(node, place, read)
+        is_live_from_start, is_live_from_later_starts = (
+            node.name in self.start_operators,
+            _is_early_later(node, op_list, read),
+        )
         outputs = tuple(
-            StepTensor(label, known, place, position, is_again, is_early=is_early, is_early_later=is_early_later)
+            StepTensor(
+                label,
+                known,
+                op_list,
+                position,
+                is_recomputed,
+                is_live_from_start=is_live_from_start,
+                is_live_from_later_starts=is_live_from_later_starts,
+            )
             if known.size_bytes
             else None
             for known in (() if node.op in WRITING_OPS else node.outputs)
@@ -291,14 +302,14 @@ class StepReader:
     def _tensors_of(self, names: Sequence[str]) -> Iterator[StepTensor]:
         return (tensor for name in names for tensor in self.values.get(name, ()) if tensor is not None)
 
-    def _made_at(self, node: Node, place: Place) -> int:
+    def _made_at(self, node: Node, op_list: OpList) -> int:
         """Return the position of the last producer of the first operand, if that is in the same pass and segment."""
         known = list(self._tensors_of(node.inputs[:1]))
-        is_here = all((tensor.section, tensor.place.is_forward) == place[:2] for tensor in known)
-        return max(tensor.made_at for tensor in known) if known and is_here else NO_OP
+        is_here = all((tensor.segment, tensor.op_list.is_forward) == op_list[:2] for tensor in known)
+        return max(tensor.producer_op_index for tensor in known) if known and is_here else NO_OP
 
-    def _label(self, node: Node, place: Place) -> Label:
-        if place.is_forward:
+    def _label(self, node: Node, op_list: OpList) -> Label:
+        if op_list.is_forward:
             return self.label(node)
         origin = self.graph.index.forward_nodes.get(node.origin)
         if origin is not None:
@@ -316,7 +327,7 @@ class StepReader:
                 if copy is not None and copy.op == "MoveTo":
                     tensor.prefetch.append(int(copy.attributes["backward_prefetch"]))  # type: ignore[call-overload]
                 else:
-                    tensor.has_keeper = True
+                    tensor.has_resident_holder = True
         for copy in self.graph.index.one_way_copies:
             for tensor in self._tensors_of(copy.inputs[:1]):
                 if all(uses[FIRST_BACKWARD] == NO_OP for uses in tensor.uses.values()):
@@ -328,17 +339,17 @@ class StepReader:
         last = self.graph.backward[-1] if self.graph.backward else None
         if last is not None and last.op == "MakeTuple":
             for tensor in self._tensors_of((last.name,)):
-                tensor.is_gradient = not tensor.place.is_forward
+                tensor.is_gradient = not tensor.op_list.is_forward
 
 
-def _is_early_later(node: Node, place: Place, read: Sequence[StepTensor]) -> bool:
+def _is_early_later(node: Node, op_list: OpList, read: Sequence[StepTensor]) -> bool:
     """Return whether the operator casts a weight that is all-gathered once in a step.
 
     From the second micro-batch on, the backend launches all of these casts at the start of forward
     (docs/internals/notes.md#casts-of-gathered-weights).
     """
-    is_cast = node.op == "Cast" and place.is_forward and not place.is_once
-    return is_cast and bool(read) and all(tensor.place.is_once for tensor in read)
+    is_cast = node.op == "Cast" and op_list.is_forward and not op_list.is_per_step
+    return is_cast and bool(read) and all(tensor.op_list.is_per_step for tensor in read)
 
 
 def _communicate(

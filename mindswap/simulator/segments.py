@@ -27,7 +27,7 @@ def count_layers(graph: Graph) -> int:
     return 1 + max(indices)
 
 
-def forward_sections(graph: Graph, num_layers: int) -> list[int]:
+def forward_segments(graph: Graph, num_layers: int) -> list[int]:
     """Return the segment of each forward operator.
 
     An operator outside the layers is after them from the first one on that reads a layer and feeds none. Operators of
@@ -52,7 +52,7 @@ def forward_sections(graph: Graph, num_layers: int) -> list[int]:
     ]
 
 
-def find_early(graph: Graph, sections: Sequence[int], num_layers: int) -> frozenset[str]:
+def find_start_operators(graph: Graph, segments: Sequence[int], num_layers: int) -> frozenset[str]:
     """Return the operators after the layers that run at the start of forward.
 
     The backend continues from each operator to those that become ready. Labels sliced from the same input as the tokens
@@ -63,19 +63,19 @@ def find_early(graph: Graph, sections: Sequence[int], num_layers: int) -> frozen
     inputs = {name for name, known in graph.types.items() if len(known.shape) == 2}
     inputs -= {saved.backward_name for saved in graph.saved}
     first: set[str] = set()
-    for node, section in zip(graph.forward, sections, strict=True):
-        first.update(inputs.intersection(node.inputs) if section < 0 else ())
+    for node, segment in zip(graph.forward, segments, strict=True):
+        first.update(inputs.intersection(node.inputs) if segment < 0 else ())
     made = graph.index.forward_nodes
     early: set[str] = set()
-    for node, section in zip(graph.forward, sections, strict=True):
-        if section == num_layers:
+    for node, segment in zip(graph.forward, segments, strict=True):
+        if segment == num_layers:
             own = [name for name in node.inputs if name in made or name in first]
             if own and all(name in first or name in early for name in own):
                 early.add(node.name)
     return frozenset(early)
 
 
-def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[int]:
+def backward_segments(graph: Graph, num_layers: int, behind: Set[str]) -> list[int]:
     """Return the segment of each backward operator.
 
     Backward traverses the layers in descending order; a layer starts at the gradient of one of its own operators. A
@@ -89,54 +89,54 @@ def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[i
         behind: forward operators after the layers.
     """
     behind_values = {saved.backward_name for saved in graph.saved if saved.forward_name in behind}
-    sections: list[int] = []
+    segments: list[int] = []
     places: dict[str, int] = {}  # value of backward -> segment of its producer
     current = num_layers
 
     def reads_behind(node: Node) -> bool:
         made = [places[name] for name in node.inputs if name in places]
-        is_after = bool(made) and all(section == num_layers for section in made)
+        is_after = bool(made) and all(segment == num_layers for segment in made)
         return is_after or not behind_values.isdisjoint(node.inputs)
 
     for node in graph.backward:
         if node.layer_index is None and (node.origin in behind or (not node.origin and reads_behind(node))):
-            section = num_layers
+            segment = num_layers
         else:
             if is_kernel(node.op) and not node.is_duplicate:
                 if node.layer_index is not None:
                     current = min(current, node.layer_index)
                 elif current == 0:
                     current = -1
-            section = current
-        sections.append(section)
-        places[node.name] = section
+            segment = current
+        segments.append(segment)
+        places[node.name] = segment
     needed: dict[str, int] = {}  # value -> segment of its first reader
-    for position in range(len(sections) - 1, -1, -1):
+    for position in range(len(segments) - 1, -1, -1):
         node = graph.backward[position]
         if node.is_duplicate or node.op == "MoveTo" or not is_kernel(node.op):
-            sections[position] = needed.get(node.name, sections[position])
-        section = sections[position]
+            segments[position] = needed.get(node.name, segments[position])
+        segment = segments[position]
         for name in node.inputs:
-            if needed.get(name, -2) < section:
-                needed[name] = section
-    return _shared_from_behind(graph, sections, num_layers, {saved.backward_name for saved in graph.saved})
+            if needed.get(name, -2) < segment:
+                needed[name] = segment
+    return _shared_from_behind(graph, segments, num_layers, {saved.backward_name for saved in graph.saved})
 
 
-def _shared_from_behind(graph: Graph, sections: list[int], num_layers: int, saved: Set[str]) -> list[int]:
+def _shared_from_behind(graph: Graph, segments: list[int], num_layers: int, saved: Set[str]) -> list[int]:
     """Move values that depend on the loss alone and are shared by layers to the segment after the layers.
 
     An example is the gradient of the loss terms of expert routers, which the compiler computes once.
     """
-    places = {node.name: section for node, section in zip(graph.backward, sections, strict=True)}
+    places = {node.name: segment for node, segment in zip(graph.backward, segments, strict=True)}
     follows: set[str] = set()
-    of_loss = {name for name, section in places.items() if section == num_layers}
+    of_loss = {name for name, segment in places.items() if segment == num_layers}
     for node in graph.backward:
         own = [name for name in node.inputs if name in places]
         if own and of_loss.issuperset(own) and saved.isdisjoint(node.inputs):
             follows.add(node.name)
             of_loss.add(node.name)
     if all(places[name] in (-1, num_layers) for name in follows):  # most often
-        return sections
+        return segments
     lowest: dict[str, int] = {}  # value -> segment of its last reader
     shared: set[str] = set()
     for node in reversed(graph.backward):

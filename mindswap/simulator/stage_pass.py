@@ -22,15 +22,15 @@ class StagePass:
 
     # Arrays by name, shape (num_ops,): kind, wait_op, label, layer; is_weight (runs in the weight gradient half of a
     # split backward); piece_ns, shape (num_ops, num_pieces) (durations of the sequence pieces, or one for all).
-    # Optional, for operators without `wait_op`: wait_once (operator to wait for, relative to the first forward pass)
-    # and wait_half (relative to the first half of a split backward)
+    # Optional, for operators without `wait_op`: wait_per_step (operator to wait for, relative to the first forward
+    # pass) and wait_half (relative to the first half of a split backward)
     columns: dict[str, np.ndarray]
     starts: dict[int, int]  # segment -> position of its first operator
-    # segment -> position of its first once-run operator; only in the first forward pass
-    once: dict[int, int] = field(default_factory=dict)
+    # segment -> position of its first per-step operator; only in the first forward pass
+    per_step_operators: dict[int, int] = field(default_factory=dict)
     receive: int | None = None  # first segment of the pass, if it receives a boundary tensor; None otherwise
     send: int | None = None  # segment that the boundary tensor of this pass is sent to; None for none
-    is_first_held_back: bool = False  # it starts with a collective, which waits for the operator before the pass
+    starts_with_collective: bool = False  # it starts with a collective, which waits for the operator before the pass
 
     @property
     def num_ops(self) -> int:
@@ -50,11 +50,11 @@ def neighbour_reads(block: Block, is_forward: bool) -> list[Read]:
         block: the reading block.
         is_forward: whether the pass is forward; then the previous block is the one before it, else the one after it.
     """
-    source = Source.BEFORE if is_forward else Source.BEHIND
+    source = Source.PREVIOUS if is_forward else Source.NEXT
     return [read for read in block.reads if read.source is source and read.role.is_forward == is_forward]
 
 
-def cut_backward(whole: StagePass) -> tuple[StagePass, StagePass, np.ndarray]:
+def split_backward_pass(whole: StagePass) -> tuple[StagePass, StagePass, np.ndarray]:
     """Split a backward pass into input gradients and weight gradients, as zero-bubble schedules do.
 
         full     R  g  w  g  w  S      g: gradient of an input, w: gradient of a weight
@@ -81,7 +81,7 @@ def cut_backward(whole: StagePass) -> tuple[StagePass, StagePass, np.ndarray]:
     return replace(whole, columns=first, starts={}), StagePass(second, {}), places
 
 
-class ModelSections:
+class ModelSegments:
     """The segments of a model: assembles their operators into passes, and numbers their labels.
 
     Args:
@@ -105,46 +105,49 @@ class ModelSections:
         """Return the number of a label, a new one for a new label."""
         return self.labels.setdefault(name, len(self.labels))
 
-    def labels_of(self, sections: Sequence[int], numbers: Sequence[np.ndarray]) -> np.ndarray:
+    def labels_of(self, segments: Sequence[int], numbers: Sequence[np.ndarray]) -> np.ndarray:
         """Translate label numbers of blocks to label numbers of the step.
 
         Args:
-            sections: segments.
+            segments: segments.
             numbers: for each segment, label numbers in its block.
 
         Returns:
             int32, the translated numbers of all segments, concatenated.
         """
-        first = np.repeat([self._first[self.blocks[section]] for section in sections], list(map(len, numbers)))
+        first = np.repeat([self._first[self.blocks[segment]] for segment in segments], list(map(len, numbers)))
         return self._numbers[np.concatenate(numbers) + first]
 
-    def layer_of(self, section: int) -> int:
+    def layer_of(self, segment: int) -> int:
         """Return the layer of a segment; `NO_OP` outside the layers."""
-        return section - 1 if 0 < section < len(self.blocks) - 1 else NO_OP
+        return segment - 1 if 0 < segment < len(self.blocks) - 1 else NO_OP
 
-    def make_pass(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> StagePass:
+    def make_pass(
+        self, segments: tuple[int, ...], is_forward: bool, per_step_operators: dict[int, int] | None
+    ) -> StagePass:
         """Assemble one pass; the first operator of each stream waits for the boundary tensor that it receives.
 
         Args:
-            sections: segments of the virtual chunk, in forward order.
+            segments: segments of the virtual chunk, in forward order.
             is_forward: whether to assemble forward.
-            once: segment -> position of its once-run operators in the first forward pass; None if this is that pass.
+            per_step_operators: segment -> position of its per-step operators in the first forward pass; None if this
+                is that pass.
         """
-        order, step = (sections, 1) if is_forward else (sections[::-1], -1)
+        order, step = (segments, 1) if is_forward else (segments[::-1], -1)
         # A pass that does not start or end at an end of the model exchanges boundary tensors with another chunk.
         ends = (0, len(self.blocks) - 1)[::step]
         has_receive = order[0] != ends[0]
         target = order[-1] + step if order[-1] != ends[1] else None
         parts: list[tuple[int, Columns, bool]] = []
-        for section in order:
-            arrays = self.blocks[section].arrays
-            if once is None and self.blocks[section].once:
-                parts.append((section, arrays.once, True))
-            parts.append((section, arrays.forward if is_forward else arrays.backward, False))
+        for segment in order:
+            arrays = self.blocks[segment].arrays
+            if per_step_operators is None and self.blocks[segment].per_step_operators:
+                parts.append((segment, arrays.per_step_operators, True))
+            parts.append((segment, arrays.forward if is_forward else arrays.backward, False))
         sizes = [len(part["kind"]) for _, part, _ in parts]
         *begins, end = np.cumsum([has_receive, *sizes]).tolist()
-        starts = {section: at for (section, _, is_once), at in zip(parts, begins, strict=True) if not is_once}
-        begun = {section: at for (section, _, is_once), at in zip(parts, begins, strict=True) if is_once}
+        starts = {segment: at for (segment, _, is_per_step), at in zip(parts, begins, strict=True) if not is_per_step}
+        begun = {segment: at for (segment, _, is_per_step), at in zip(parts, begins, strict=True) if is_per_step}
 
         def joined(name: str) -> np.ndarray:
             return np.concatenate([part[name] for _, part, _ in parts])
@@ -160,28 +163,30 @@ class ModelSections:
         columns = {name: joined(name) for name in ("kind", "is_weight")} | {
             "piece_ns": np.concatenate(pieces),
             "wait_op": wait_op,
-            "label": self.labels_of([section for section, _, _ in parts], [part["label"] for _, part, _ in parts]),
-            "layer": np.repeat([self.layer_of(section) for section, _, _ in parts], sizes),
+            "label": self.labels_of([segment for segment, _, _ in parts], [part["label"] for _, part, _ in parts]),
+            "layer": np.repeat([self.layer_of(segment) for segment, _, _ in parts], sizes),
         }
-        if once is None and begun:
+        if per_step_operators is None and begun:
             # `wait_op` has priority: it is the later of the two on the communication stream.
-            wait_op[:] = np.where(wait_op == NO_OP, _wait_once(parts, sizes, begun), wait_op)
-        elif once:
-            columns["wait_once"] = _wait_once(parts, sizes, once)
+            wait_op[:] = np.where(wait_op == NO_OP, _wait_per_step(parts, sizes, begun), wait_op)
+        elif per_step_operators:
+            columns["wait_per_step"] = _wait_per_step(parts, sizes, per_step_operators)
         if has_receive and len(wait_op):
             # If a collective is first, the first compute operator is recomputed and waits too: recompute.cc adds a
             # dependency on the incoming gradient.
             first = [0, int(np.argmax(columns["kind"] < OpKind.COLLECTIVE))]
             wait_op[first] = np.maximum(wait_op[first], 0)
         # A segment that starts with a collective: its operand is produced by the previous segment.
-        is_held_back = [not is_once and part["kind"][:1].tolist() == [OpKind.COLLECTIVE] for _, part, is_once in parts]
+        is_held_back = [
+            not is_per_step and part["kind"][:1].tolist() == [OpKind.COLLECTIVE] for _, part, is_per_step in parts
+        ]
         for is_it, at in zip(is_held_back, begins, strict=True):
             if is_it and at:
                 wait_op[at - has_receive] = max(int(wait_op[at - has_receive]), at - 1)
         if has_receive:
             columns = self._with_transfer(columns, 0, OpKind.RECEIVE, 0, NO_OP)
         if target is not None:
-            duration_ns = self.send_ns(order[-1], target, self.handed_bytes(target, is_forward))
+            duration_ns = self.send_ns(order[-1], target, self.boundary_bytes(target, is_forward))
             columns = self._with_transfer(columns, end, OpKind.SEND, duration_ns, end - 1)
         receive = order[0] if has_receive else None
         return StagePass(columns, starts, begun, receive, target, is_held_back[0] and not has_receive)
@@ -196,23 +201,27 @@ class ModelSections:
             "layer": NO_OP,
             "is_weight": False,
             "piece_ns": duration_ns,
-            "wait_once": NO_OP,
+            "wait_per_step": NO_OP,
         }
         return {name: np.insert(column, at, values[name], axis=0) for name, column in columns.items()}
 
-    def handed_bytes(self, section: int, is_forward: bool) -> int:
+    def boundary_bytes(self, segment: int, is_forward: bool) -> int:
         """Return the bytes of the boundary tensor (hidden states or their gradient) that a segment receives.
 
         If the segment reads it in several dtypes, the smallest is sent and the receiver casts it.
         """
-        return min((read.size_bytes for read in neighbour_reads(self.blocks[section], is_forward)), default=0)
+        return min((read.size_bytes for read in neighbour_reads(self.blocks[segment], is_forward)), default=0)
 
 
-def _wait_once(parts: Sequence[tuple[int, Columns, bool]], sizes: Sequence[int], once: dict[int, int]) -> np.ndarray:
-    """Return the once-run operators that operators wait for, as positions in the first forward pass."""
-    base = np.repeat([once.get(section, 0) for section, _, _ in parts], sizes)
-    wait_once = [np.full(len(part["kind"]), NO_OP) if is_once else part["wait_once"] for _, part, is_once in parts]
-    return shift(np.concatenate(wait_once), base)
+def _wait_per_step(
+    parts: Sequence[tuple[int, Columns, bool]], sizes: Sequence[int], per_step_operators: dict[int, int]
+) -> np.ndarray:
+    """Return the per-step operators that operators wait for, as positions in the first forward pass."""
+    base = np.repeat([per_step_operators.get(segment, 0) for segment, _, _ in parts], sizes)
+    wait_per_step = [
+        np.full(len(part["kind"]), NO_OP) if is_per_step else part["wait_per_step"] for _, part, is_per_step in parts
+    ]
+    return shift(np.concatenate(wait_per_step), base)
 
 
 # Micro-batches of a virtual chunk that repeat the same passes: start of each pass, lifetime of each tensor. Here two of
@@ -225,7 +234,7 @@ def _wait_once(parts: Sequence[tuple[int, Columns, bool]], sizes: Sequence[int],
 # Columns of the tensor table. Positions are absolute; `NO_OP` for no use.
 TENSOR_COLUMNS = (
     "size_bytes", "is_forward", "begin", "last_forward", "first_backward", "last_backward", "kind", "label", "layer",
-    "micro_batch", "prefetch", "num_copies", "is_held",
+    "micro_batch", "prefetch", "num_copies", "is_resident",
 )  # fmt: skip
 
 
@@ -236,7 +245,9 @@ def tensor_rows(size_bytes: np.ndarray, **columns: np.ndarray | int) -> Columns:
         size_bytes: sizes, shape (num_tensors,).
         columns: arrays of that shape, or scalars for all tensors; the defaults are no use, no layer and no copies.
     """
-    values = dict.fromkeys(TENSOR_COLUMNS, NO_OP) | dict.fromkeys(("prefetch", "num_copies", "is_held"), 0) | columns
+    values = (
+        dict.fromkeys(TENSOR_COLUMNS, NO_OP) | dict.fromkeys(("prefetch", "num_copies", "is_resident"), 0) | columns
+    )
     rows: Columns = {name: np.broadcast_to(value, size_bytes.shape) for name, value in values.items()}
     return rows | {"size_bytes": size_bytes}
 
@@ -251,7 +262,7 @@ class MicroBatchGroup:
     forward: StagePass
     backward: StagePass  # unsplit, also if it is split in `halves`
     halves: tuple[StagePass, StagePass] | None = None  # of backward, if it is split
-    # positions of the operators of backward in the halves (`cut_backward`); None if it is not split
+    # positions of the operators of backward in the halves (`split_backward_pass`); None if it is not split
     places: np.ndarray | None = None
     # micro-step (micro-batch, or sequence piece numbered over all micro-batches) -> start of its forward, of its
     # backward (or first half), and of its weight gradient half
@@ -297,7 +308,7 @@ class MicroBatchGroup:
 
         Args:
             tensors: columns with positions relative to the passes, shape (num_tensors,).
-            last_compute: last compute operator of the stage, until which `is_final` tensors are live.
+            last_compute: last compute operator of the stage, until which `is_optimizer_input` tensors are live.
 
         Returns:
             Columns with absolute positions, shape (num_micro_steps * num_tensors,).
@@ -305,12 +316,12 @@ class MicroBatchGroup:
         forward = self.begins_of(0)
         is_forward = tensors["is_forward"].astype(bool)
         last_backward = self.in_backward(tensors["last_backward"])
-        if "is_final" in tensors:
-            last_backward = np.where(tensors["is_final"], last_compute, last_backward)
+        if "is_optimizer_input" in tensors:
+            last_backward = np.where(tensors["is_optimizer_input"], last_compute, last_backward)
         micro_batches = np.array(list(self.begins))[:, None]
         begin = np.where(is_forward, tensors["begin"] + forward, self.in_backward(tensors["begin"]))
-        if "is_early_later" in tensors:
-            begin = np.where(tensors["is_early_later"] & (micro_batches > 0), forward, begin)
+        if "is_live_from_later_starts" in tensors:
+            begin = np.where(tensors["is_live_from_later_starts"] & (micro_batches > 0), forward, begin)
         placed = {
             "begin": begin,
             "last_forward": shift(tensors["last_forward"], forward),

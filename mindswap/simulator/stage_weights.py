@@ -50,8 +50,8 @@ class StageWeights:
     # bytes that the optimizer allocates in addition to the gradients that backward leaves
     closing_bytes: tuple[int, ...]
     forward_bytes: int  # tensors computed from constants, live until the last forward; the same on every stage
-    exchange_ns: tuple[tuple[int, ...], ...]  # time of reducing the gradients of each segment of the model
-    least_exchange_ns: int  # minimum exposed reduction time: gradients that are produced at the end of backward
+    reduction_ns: tuple[tuple[int, ...], ...]  # time of reducing the gradients of each segment of the model
+    min_reduction_ns: int  # minimum exposed reduction time: gradients that are produced at the end of backward
 
 
 def weigh_stages(
@@ -74,7 +74,7 @@ def weigh_stages(
     rule = _gradient_rule(captured.graph, settings)
     # With one micro-step, tensors computed from constants are ordinary activations.
     forward_bytes, step_bytes = constant_operator_bytes(plain) if settings.num_micro_steps > 1 else (0, 0)
-    exchange_ns = tuple(_exchange_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
+    reduction_ns = tuple(_exchange_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
     return StageWeights(
         rule=rule,
         parameters=parameters,
@@ -89,23 +89,23 @@ def weigh_stages(
         ),
         closing_bytes=tuple(_closing_bytes(stage, rule, settings) for stage in parameters),
         forward_bytes=forward_bytes,
-        exchange_ns=exchange_ns,
-        least_exchange_ns=max(
-            least_exchange_ns(own, chunks) for own, chunks in zip(exchange_ns, layout.chunks, strict=True)
+        reduction_ns=reduction_ns,
+        min_reduction_ns=max(
+            min_reduction_ns(own, chunks) for own, chunks in zip(reduction_ns, layout.chunks, strict=True)
         ),
     )
 
 
-def least_exchange_ns(exchange_ns: Sequence[int], chunks: Iterable[Sequence[int]]) -> int:
+def min_reduction_ns(reduction_ns: Sequence[int], chunks: Iterable[Sequence[int]]) -> int:
     """Return the minimum exposed time of gradient reduction on a stage, in ns.
 
     No policy overlaps the reduction of the first layer of the stage and of the segment before the layers.
 
     Args:
-        exchange_ns: time of reducing the gradients of each segment of the model.
+        reduction_ns: time of reducing the gradients of each segment of the model.
         chunks: segments of each virtual chunk of the stage; 0 is before the layers.
     """
-    return sum(exchange_ns[: max(min(chain(*chunks), default=1), 1) + 1])
+    return sum(reduction_ns[: max(min(chain(*chunks), default=1), 1) + 1])
 
 
 def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettings, device: Device) -> dict[str, int]:
@@ -128,10 +128,10 @@ def _place_parameters(
     placed = find_parameters(captured.graph, sharding)
     return [
         [
-            (section, weight)
-            for section in chain(*stage)
+            (segment, weight)
+            for segment in chain(*stage)
             for weight in placed
-            if (weight.layer_index, weight.is_behind) == sources[section]
+            if (weight.layer_index, weight.is_after_layers) == sources[segment]
         ]
         for stage in layout.chunks
     ]
@@ -176,12 +176,12 @@ def _static_memory(
     layer_map = captured.sample.layer_map
     layer_bytes = [constants.get(position, 0) + cache_bytes(graph, position) for position in range(max(layer_map) + 1)]
     of_layers = [
-        sum(layer_bytes[layer_map[section - 1]] for section in chain(*chunks) if 1 <= section <= len(layer_map))
+        sum(layer_bytes[layer_map[segment - 1]] for segment in chain(*chunks) if 1 <= segment <= len(layer_map))
         for chunks in layout.chunks
     ]
     return tuple(
-        replace(stage, constant_bytes=shared_bytes + own_bytes)
-        for stage, own_bytes in zip(stages, of_layers, strict=True)
+        replace(stage, constant_bytes=shared_bytes + shard_bytes)
+        for stage, shard_bytes in zip(stages, of_layers, strict=True)
     )
 
 
@@ -201,8 +201,8 @@ def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule, settings
     for parameter in parameters:
         shards = num_parameter_shards(parameter, ranks)
         scaled = rule.final_bytes(parameter.size_bytes, parameter.num_elements, shards)
-        is_sent = rule.is_shared and parameter.num_copies != 1
-        _, sent_bytes, kept_bytes = rule.parts_bytes(parameter.size_bytes, shards >= ranks, is_sent)
+        is_reduced = rule.is_shared and parameter.num_copies != 1
+        _, sent_bytes, kept_bytes = rule.parts_bytes(parameter.size_bytes, shards >= ranks, is_reduced)
         closing, waiting = closing + max(0, scaled - kept_bytes), waiting + sent_bytes
         each = ceil_div(parameter.num_elements * FLOAT32_BYTES, shards)
         if settings.is_state_offloaded:
@@ -217,10 +217,10 @@ def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule, settings
 
 
 def _exchange_ns(
-    placed: Sequence[tuple[int, Parameter]], num_sections: int, settings: StepSettings, device: Device
+    placed: Sequence[tuple[int, Parameter]], num_segments: int, settings: StepSettings, device: Device
 ) -> tuple[int, ...]:
     """Return the time of reducing the gradients of each segment in ns, one collective per weight."""
-    durations = [0] * num_sections
-    for section, parameter in placed:
-        durations[section] += exchange_gradient_ns(parameter, settings, device)
+    durations = [0] * num_segments
+    for segment, parameter in placed:
+        durations[segment] += exchange_gradient_ns(parameter, settings, device)
     return tuple(durations)

@@ -17,16 +17,16 @@ from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import has_swaps, layer_key, with_recompute_only
-from mindswap.simulator.captured_step import CapturedStep, list_doubts
+from mindswap.simulator.captured_step import CapturedStep, list_caveats
 from mindswap.simulator.compiled_layers import CompiledLayers
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.static_memory import StaticMemory, communication_bytes, list_communicators
 from mindswap.simulator.cost.transfer import collective_ns, copy_ns, send_ns
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import Block
-from mindswap.simulator.layout import lay_out_stages
+from mindswap.simulator.layout import build_stage_layout
 from mindswap.simulator.memory import peak_memory
-from mindswap.simulator.partition import BlockMaker
+from mindswap.simulator.partition import BlockBuilder
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import Program
 from mindswap.simulator.program_builder import build_program
@@ -34,9 +34,9 @@ from mindswap.simulator.stage_weights import update_terms, weigh_stages
 from mindswap.simulator.timeline import (
     StepTerm,
     Timeline,
-    backward_by_section_ns,
+    backward_by_segment_ns,
     last_forward_ns,
-    repeated_exchange_ns,
+    repeated_reduction_ns,
 )
 
 PLAIN = Policy(is_swap_enabled=True)
@@ -86,9 +86,9 @@ class StepModel:
         # Graphs of the compiled layers under a policy, and the step as captured.
         self.layers = CompiledLayers(captured, settings, fixed)
         self.names = self.layers.labels  # operator -> its names
-        self.doubts = list_doubts(captured.graph, settings)
+        self.caveats = list_caveats(captured.graph, settings)
         # The step without any policy: weights all-gathered, tensors shared by layers, equal operators merged.
-        self.captured = replace(self.layers.plain, notes=(*captured.notes, *self.doubts))
+        self.captured = replace(self.layers.plain, notes=(*captured.notes, *self.caveats))
         stage_cards = settings.num_cards // settings.pipeline.num_stages
         is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
         self.transfers = TransferCosts(
@@ -97,7 +97,7 @@ class StepModel:
             partial(send_ns, is_within_node=is_within_node, device=costs.device),
             costs.device.contended_permille,
         )
-        layout = lay_out_stages(
+        layout = build_stage_layout(
             settings.pipeline, captured.num_layers, settings.num_micro_batches, settings.num_sequences
         )
         self.weights = weigh_stages(captured, self.captured.graph, layout, settings, costs.device)
@@ -107,7 +107,7 @@ class StepModel:
         self._collectives = {**captured.collectives, **self.layers.gathers}
         self._update_terms = update_terms(self.weights.parameters, settings, costs.device)
         self.is_swapping = False  # assume that other layers swap, independently of the policy
-        self._has_one_turn = self.layout.num_micro_steps == 1  # not updated by `with_micro_batches`
+        self._has_single_micro_step = self.layout.num_micro_steps == 1  # not updated by `with_micro_batches`
         self._blocks: dict[tuple[Hashable, int], Block] = {}  # by layer settings and segment
         self._recent: dict[Hashable, Callable[[int], Block]] = {}  # layer settings -> builder of blocks
 
@@ -202,33 +202,33 @@ class StepModel:
         except SimulationError as error:
             raise self.layers.not_simulated(error, acting, layer_index) from None
 
-    def keeper_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
+    def holder_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """Return `CompiledLayers.keeper_names` of a layer, whether or not swap is enabled."""
-        return self.layers.keeper_names(with_recompute_only(policy), layer_index)
+        return self.layers.holder_names(with_recompute_only(policy), layer_index)
 
-    def _block(self, policy: Policy, layer_index: int, section: int) -> Block:
+    def _block(self, policy: Policy, layer_index: int, segment: int) -> Block:
         """Return the block of a segment, if all compiled layers have the settings of one layer of the model."""
         # Swap of another layer changes recomputed layers only (`StepReader.of_weights`).
-        is_swapping = self.is_swapping and self._has_one_turn
+        is_swapping = self.is_swapping and self._has_single_micro_step
         is_swapping = is_swapping and any(layer_key(self.layers.with_fixed(policy), layer_index)[0])
         key = (*layer_key(policy, layer_index), is_swapping)
-        if (key, section) not in self._blocks:
+        if (key, segment) not in self._blocks:
             if key not in self._recent:
                 while len(self._recent) >= NUM_RECENT:
                     del self._recent[next(iter(self._recent))]
                 self._recent[key] = self._cut(policy, layer_index, is_swapping)
-            self._blocks[key, section] = self._recent[key](section)
-        return self._blocks[key, section]
+            self._blocks[key, segment] = self._recent[key](segment)
+        return self._blocks[key, segment]
 
     def _cut(self, policy: Policy, layer_index: int, is_swapping: bool) -> Callable[[int], Block]:
-        return BlockMaker(
-            graph=self.layers.in_turns(self.layers.rewritten(policy, layer_index)),
+        return BlockBuilder(
+            graph=self.layers.with_ordered_halves(self.layers.rewritten(policy, layer_index)),
             operator_ns=self.costs.operator_ns,
             label=self.names,
             collectives=self._collectives,
             collective_ns=self.collective_ns,
             is_fused=self.settings.is_fused,
-            once=self.layers.once,
+            per_step_operators=self.layers.per_step_operators,
             rule=self.weights.rule,
             alignment_bytes=self.costs.device.pool_alignment_bytes,
             is_swapping=is_swapping,
@@ -261,18 +261,18 @@ class StepModel:
             timeline: of this step with any number of micro-batches; the terms use the number of this model.
         """
         durations = dict(self._update_terms)
-        if any(map(any, self.weights.exchange_ns)):
-            durations["gradients, exposed"] = self.exposed_exchange_ns(timeline)
+        if any(map(any, self.weights.reduction_ns)):
+            durations["gradients, exposed"] = self.exposed_reduction_ns(timeline)
         return tuple(StepTerm(name, duration_ns) for name, duration_ns in durations.items())
 
-    def exposed_exchange_ns(self, timeline: Timeline) -> int:
+    def exposed_reduction_ns(self, timeline: Timeline) -> int:
         """Return the exposed time of gradient reduction after backward, on the slowest stage, in ns."""
         times = self.settings.num_gradient_reductions
         return max(
-            repeated_exchange_ns(
-                own, backward_by_section_ns(timeline, stage, len(own)), last_forward_ns(timeline, stage), times
+            repeated_reduction_ns(
+                own, backward_by_segment_ns(timeline, stage, len(own)), last_forward_ns(timeline, stage), times
             )
-            for stage, own in enumerate(self.weights.exchange_ns)
+            for stage, own in enumerate(self.weights.reduction_ns)
         )
 
     @property

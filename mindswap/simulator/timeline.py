@@ -148,7 +148,7 @@ def _pieces(
 # only the last micro-batch reduces the accumulated gradients.
 
 
-def backward_by_section_ns(timeline: Timeline, stage: int, num_sections: int) -> list[int]:
+def backward_by_segment_ns(timeline: Timeline, stage: int, num_segments: int) -> list[int]:
     """Return the compute time of backward of the last micro-batch on a stage, by segment of the model.
 
     Returns:
@@ -159,7 +159,7 @@ def backward_by_section_ns(timeline: Timeline, stage: int, num_sections: int) ->
     last = np.max(micro_batch) // num_sequences * num_sequences  # backward runs the sequence pieces in reverse
     is_backward = (kind == OpKind.BACKWARD) | (kind == OpKind.RECOMPUTE)
     chosen = is_backward & (micro_batch == last) & (layer >= 0)
-    return np.bincount(layer[chosen] + 1, duration_ns[chosen], num_sections).astype(np.int64).tolist()
+    return np.bincount(layer[chosen] + 1, duration_ns[chosen], num_segments).astype(np.int64).tolist()
 
 
 def last_forward_ns(timeline: Timeline, stage: int) -> int:
@@ -176,16 +176,16 @@ def _columns(timeline: Timeline, stage: int) -> tuple[np.ndarray, np.ndarray, np
     return ops.kind[own], ops.layer[own], ops.micro_batch[own], ops.duration_ns[own]
 
 
-def repeated_exchange_ns(
-    exchange_ns: Sequence[int], backward_ns: Sequence[int], forward_ns: int, num_micro_batches: int
+def repeated_reduction_ns(
+    reduction_ns: Sequence[int], backward_ns: Sequence[int], forward_ns: int, num_micro_batches: int
 ) -> int:
     """Return the exposed time of gradient reduction if every micro-batch reduces its own gradients.
 
     Reductions that backward does not overlap continue during the next forward; the rest delays the next reductions.
 
     Args:
-        exchange_ns: see `exposed_exchange_ns`; the same in each micro-batch.
-        backward_ns: see `exposed_exchange_ns`; the same in each micro-batch.
+        reduction_ns: see `exposed_reduction_ns`; the same in each micro-batch.
+        backward_ns: see `exposed_reduction_ns`; the same in each micro-batch.
         forward_ns: time from the end of one backward to the start of the next.
         num_micro_batches: number of reductions in a step.
 
@@ -194,11 +194,11 @@ def repeated_exchange_ns(
     """
     exposed_ns = 0
     for _ in range(num_micro_batches):
-        exposed_ns = exposed_exchange_ns(exchange_ns, backward_ns, max(exposed_ns - forward_ns, 0))
+        exposed_ns = exposed_reduction_ns(reduction_ns, backward_ns, max(exposed_ns - forward_ns, 0))
     return exposed_ns
 
 
-def exposed_exchange_ns(exchange_ns: Sequence[int], backward_ns: Sequence[int], busy_ns: int = 0) -> int:
+def exposed_reduction_ns(reduction_ns: Sequence[int], backward_ns: Sequence[int], busy_ns: int = 0) -> int:
     """Return the exposed time of gradient reduction: from the end of backward until all gradients are reduced.
 
     The reduction of a segment's gradients starts when its backward has ended; reductions do not overlap each other.
@@ -208,7 +208,7 @@ def exposed_exchange_ns(exchange_ns: Sequence[int], backward_ns: Sequence[int], 
                                                   |exposed|
 
     Args:
-        exchange_ns: time of reducing the gradients of each segment, in forward order.
+        reduction_ns: time of reducing the gradients of each segment, in forward order.
         backward_ns: time of backward of each segment.
         busy_ns: time for which the network is still busy when backward starts.
 
@@ -216,7 +216,7 @@ def exposed_exchange_ns(exchange_ns: Sequence[int], backward_ns: Sequence[int], 
         Time in ns; 0 if backward overlaps everything.
     """
     end = busy_ns - sum(backward_ns)
-    for section in range(len(exchange_ns) - 1, -1, -1):
-        if exchange_ns[section]:
-            end = max(end, -sum(backward_ns[:section])) + exchange_ns[section]
+    for segment in range(len(reduction_ns) - 1, -1, -1):
+        if reduction_ns[segment]:
+            end = max(end, -sum(backward_ns[:segment])) + reduction_ns[segment]
     return max(end, 0)

@@ -113,16 +113,18 @@ def test_a_budget_out_of_reach_takes_all_that_helps():
 def test_tensors_of_a_layer_with_their_uses():
     # Forward exp mul relu tanh; backward dtanh drelu dmul dexp. tanh is read by the next layer's exp as well.
     assert saved_tensors(small_model(), 1) == (
-        SavedTensor(1, ("attn.exp",), MB, made_at=0, last_forward=1, first_backward=2, saved_in=("attn",)),
-        SavedTensor(1, ("mlp.relu",), MB, made_at=2, last_forward=3, first_backward=1, saved_in=("mlp",)),
-        SavedTensor(1, ("mlp.tanh",), MB, made_at=3, last_forward=4, first_backward=0, saved_in=("mlp",)),
+        SavedTensor(1, ("attn.exp",), MB, producer_op_index=0, last_forward=1, first_backward=2, saved_in=("attn",)),
+        SavedTensor(1, ("mlp.relu",), MB, producer_op_index=2, last_forward=3, first_backward=1, saved_in=("mlp",)),
+        SavedTensor(1, ("mlp.tanh",), MB, producer_op_index=3, last_forward=4, first_backward=0, saved_in=("mlp",)),
     )
 
 
 def test_what_another_stage_reads_is_no_use_here():
     # Layer 1 is the last one of stage 0: its output is sent, and read again by its own backward only.
     output = saved_tensors(small_model(num_stages=2, num_micro_batches=2), 1)[-1]
-    assert output == SavedTensor(1, ("mlp.tanh",), MB, made_at=3, last_forward=3, first_backward=0, saved_in=("mlp",))
+    assert output == SavedTensor(
+        1, ("mlp.tanh",), MB, producer_op_index=3, last_forward=3, first_backward=0, saved_in=("mlp",)
+    )
 
 
 def test_turns_of_one_stage():

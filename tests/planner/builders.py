@@ -51,8 +51,8 @@ class ToySpace(StageProblem):
         costs = TransferCosts(
             lambda size: size * ns_per_byte, lambda size: size * ns_per_byte, contended_permille=contended_permille
         )
-        sections = tuple(range(len(layers) + 2))
-        super().__init__(costs, StageLayout(((sections,),), num_micro_batches), 0)
+        segments = tuple(range(len(layers) + 2))
+        super().__init__(costs, StageLayout(((segments,),), num_micro_batches), 0)
         self.tensors = layers
         self.known: dict[tuple[int, bytes], Block] = {}
         self.ends = [

@@ -12,7 +12,7 @@ from tests.builders import trees
 def test_a_tensor_without_another_name_is_no_error():
     """`KeyError: 'feed_forward.w1.AllGather'` before: what is gathered goes by a name that only the swap makes."""
     captured = SimpleNamespace(sample=SimpleNamespace(layer_map=(0, 0)), trees=trees(1).layers)
-    model = SimpleNamespace(captured=captured, keeper_names=lambda policy, layer: {"add": (("add",),)})
+    model = SimpleNamespace(captured=captured, holder_names=lambda policy, layer: {"add": (("add",),)})
     policy = Policy(True, op_swap=(OpSwap("add", ALL_LAYERS, 5),))
     assert _names(model, policy, "feed_forward.w1.AllGather", 1) == ([], [])
     assert _names(model, policy, "add", 1) == (["add"], [])

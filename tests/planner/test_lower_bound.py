@@ -1093,7 +1093,7 @@ def test_copies_of_weights_that_micro_batches_hold_do_not_move():
 
     def with_weight(policy: Policy, layer_index: int) -> Block:
         block = plain(policy, layer_index)
-        return Block(block.forward, block.backward, (*block.tensors, weight), block.reads, block.once)
+        return Block(block.forward, block.backward, (*block.tensors, weight), block.reads, block.per_step_operators)
 
     model.layer_block = with_weight
     assert _unmoved(model) == {"copy"}
@@ -1108,7 +1108,7 @@ def test_a_gradient_that_comes_last_hides_behind_nothing():
     """The one weight is before the layers: what a longer backward would hide of its exchange is nothing."""
     own = steps.model(data_parallel=2)
     keep = own.simulate(Policy())
-    assert own.exposed_exchange_ns(keep.timeline) > 0
+    assert own.exposed_reduction_ns(keep.timeline) > 0
     assert collect_bound_inputs(own, keep).gradients_ns == 0
 
 

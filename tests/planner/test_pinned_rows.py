@@ -72,7 +72,7 @@ def test_other_distances_are_of_those_that_are_named():
 
 
 def held_operators(model):
-    names = model.keeper_names(pinned_policy((), model, DEFAULT_ALLOW), 1).values()
+    names = model.holder_names(pinned_policy((), model, DEFAULT_ALLOW), 1).values()
     return sorted({name for groups in names for group in groups for name in group if name})
 
 

@@ -11,7 +11,7 @@ from mindswap.planner.solver.improve import forward_time_ns, hiding_time_ns
 from mindswap.planner.stage_problem import AssignmentCost
 from mindswap.planner.step_problem import PipelineProblem, SingleStageProblem, _short_run, idle_times_ns
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
-from mindswap.simulator.layout import lay_out_stages
+from mindswap.simulator.layout import build_stage_layout
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.step_model import StepModel
 from tests.planner.builders import Tensor, ToySpace
@@ -101,31 +101,31 @@ def test_memory_over_either_budget_is_excess():
     ],
 )
 def test_a_short_run_is_four_micro_batches_longer_than_what_is_in_flight(num_sequences, expected):
-    layout = lay_out_stages(Pipeline(4), 8, 16, num_sequences)
+    layout = build_stage_layout(Pipeline(4), 8, 16, num_sequences)
     assert [_short_run(layout, stage) for stage in range(4)] == expected
 
 
 def test_a_short_run_of_two_chunks_is_whole_rounds():
     """In flight are 5 and 3 passes; with one more for each chunk 2 rounds of 2 stages x 2 chunks."""
-    layout = lay_out_stages(Pipeline(2, num_chunks=2), 8, 16)
+    layout = build_stage_layout(Pipeline(2, num_chunks=2), 8, 16)
     assert [_short_run(layout, stage) for stage in range(2)] == [(4, 3), (4, 2)]
 
 
 @pytest.mark.parametrize(
-    ("num_copies", "is_held", "assignment_cost"),
+    ("num_copies", "is_resident", "assignment_cost"),
     [
         (1, False, AssignmentCost(MB, 0, 100_000, MB)),  # 1 MB, over a link of 10 GB/s
         (2, False, AssignmentCost(MB, 0, 200_000, 2 * MB)),  # under two names
         (1, True, AssignmentCost(0, 0, 100_000, MB)),  # under one of two names: it stays all the same
     ],
 )
-def test_what_a_swap_is_worth(num_copies, is_held, assignment_cost):
+def test_what_a_swap_is_worth(num_copies, is_resident, assignment_cost):
     model = small_model(2)
     plain = model.layer_block(Policy(), 0)
     assert _assignment_cost(model, frozenset(), plain, plain) == AssignmentCost(0, 0, 0, 0)
     (label,) = (tensor.label for tensor in plain.tensors if str(tensor.label) == "attn.exp")
     assert (
-        _assignment_cost(model, frozenset(), plain, plain.with_copies({label: (8, num_copies, is_held)}))
+        _assignment_cost(model, frozenset(), plain, plain.with_copies({label: (8, num_copies, is_resident)}))
         == assignment_cost
     )
 

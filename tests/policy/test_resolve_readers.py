@@ -409,7 +409,7 @@ def test_what_a_planner_judges_and_explains(case, data):
     own = [".".join(path) for path in primitives(tree)]
     uses = {name: frozenset({data.draw(st.sampled_from(own))}) for name in own}
     captured = SimpleNamespace(sample=SimpleNamespace(layer_map=(0,) * NUM_LAYERS), trees=(tree,))
-    model = SimpleNamespace(captured=captured, keeper_names=lambda *_: {"label": tuple((name,) for name in own)})
+    model = SimpleNamespace(captured=captured, holder_names=lambda *_: {"label": tuple((name,) for name in own)})
     num_idle = 0
     for index in range(NUM_LAYERS):
         decided = resolve_layer(policy, index, tree)

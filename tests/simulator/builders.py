@@ -14,7 +14,7 @@ import numpy as np
 
 from mindswap.graph.model import Graph
 from mindswap.simulator.layer_block import Block
-from mindswap.simulator.partition import BlockMaker
+from mindswap.simulator.partition import BlockBuilder
 from mindswap.simulator.program import NO_OP, Copies, Intervals, MemoryKind, OpKind, Ops, Program
 from mindswap.simulator.timeline import Timeline
 
@@ -151,7 +151,7 @@ class StepBlocks(NamedTuple):
 
 
 def cut_blocks(graph: Graph, *costs: Any, **options: Any) -> StepBlocks:
-    """All blocks of a compiled step; arguments as of `BlockMaker`."""
-    maker = BlockMaker(graph, *costs, **options)
-    prologue, *layers, epilogue = (maker.block(section) for section in range(-1, maker.step.num_layers + 1))
+    """All blocks of a compiled step; arguments as of `BlockBuilder`."""
+    maker = BlockBuilder(graph, *costs, **options)
+    prologue, *layers, epilogue = (maker.block(segment) for segment in range(-1, maker.step.num_layers + 1))
     return StepBlocks(prologue, tuple(layers), epilogue)

@@ -86,10 +86,10 @@ def test_without_times_communication_has_its_place():
 
 
 def same_as_its_parts(block) -> bool:
-    made = make_arrays(block.forward, block.backward, block.once, block.tensors)
-    names = ("forward", "backward", "once", "own", "shared")
+    made = make_arrays(block.forward, block.backward, block.per_step_operators, block.tensors)
+    names = ("forward", "backward", "per_step_operators", "own", "shared")
     parts = [(getattr(made, name), getattr(block.arrays, name)) for name in names]
-    return (made.handed, made.labels) == (block.arrays.handed, block.arrays.labels) and all(
+    return (made.boundary_tensors, made.labels) == (block.arrays.boundary_tensors, block.arrays.labels) and all(
         own.keys() == other.keys() and all(np.array_equal(own[name], other[name]) for name in own)
         for own, other in parts
     )
@@ -99,7 +99,7 @@ def test_copies_are_in_tensors_and_arrays():
     plain = model().layer_block(Policy(), 1)
     # `mlp.gelu` is the block's own; `add` is what it hands to the layer behind it.
     block = plain.with_copies({Names.of("mlp.gelu"): (3, 1, False), Names.of("add"): (5, 2, True)})
-    copied = {str(t.label): (t.prefetch, t.num_copies, t.is_held) for t in block.tensors if t.num_copies}
+    copied = {str(t.label): (t.prefetch, t.num_copies, t.is_resident) for t in block.tensors if t.num_copies}
     assert copied == {"mlp.gelu": (3, 1, False), "add": (5, 2, True)}
     assert same_as_its_parts(block)
     assert not any(tensor.num_copies for tensor in plain.tensors)

@@ -47,6 +47,6 @@ def test_equal_operators_are_one_where_tags_kept_them_apart():
 
 def test_names_under_which_backward_holds_what_an_operator_makes():
     """The two casts are one where their tags do not keep them apart: backward holds it as either."""
-    assert compiled(has_all_tags=True).keeper_names(Policy(), 0) == {("wq.cast", "wk.cast"): (("wq.cast", "wk.cast"),)}
-    apart = compiled(has_all_tags=False).keeper_names(Policy(), 0)
+    assert compiled(has_all_tags=True).holder_names(Policy(), 0) == {("wq.cast", "wk.cast"): (("wq.cast", "wk.cast"),)}
+    apart = compiled(has_all_tags=False).holder_names(Policy(), 0)
     assert apart == {("wq.cast",): (("wq.cast",),), ("wk.cast",): (("wk.cast",),)}

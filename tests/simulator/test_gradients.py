@@ -32,7 +32,7 @@ RELEASED = replace(CUT, sharding=replace(CUT_BY_4, is_released=True))
 
 
 @pytest.mark.parametrize(
-    ("rule", "is_cut", "passing", "waiting", "kept", "final"),
+    ("rule", "is_sharded_weight", "passing", "waiting", "kept", "final"),
     [
         # 1024 bytes of 512 numbers: the optimizer gets 2048 bytes of float32, or a quarter of them.
         (KEPT, False, 0, 0, 1024, 2048),
@@ -46,26 +46,26 @@ RELEASED = replace(CUT, sharding=replace(CUT_BY_4, is_released=True))
         (SUMMED, True, 1024, 0, 0, 256),
     ],
 )
-def test_what_becomes_of_a_gradient(rule, is_cut, passing, waiting, kept, final):
-    known = TensorType((4, 128) if is_cut else (5, 128), "float16", 1024)
-    assert rule.is_cut(known, 0) == is_cut
-    is_sent = rule.is_sent(known, 0)
-    assert is_sent == (rule is not KEPT)
-    assert rule.parts_bytes(1024, is_cut, is_sent) == (passing, waiting, kept)
-    assert rule.final_bytes(1024, 512, 4 if is_cut else 1) == final
+def test_what_becomes_of_a_gradient(rule, is_sharded_weight, passing, waiting, kept, final):
+    known = TensorType((4, 128) if is_sharded_weight else (5, 128), "float16", 1024)
+    assert rule.is_sharded_weight(known, 0) == is_sharded_weight
+    is_reduced = rule.is_reduced(known, 0)
+    assert is_reduced == (rule is not KEPT)
+    assert rule.parts_bytes(1024, is_sharded_weight, is_reduced) == (passing, waiting, kept)
+    assert rule.final_bytes(1024, 512, 4 if is_sharded_weight else 1) == final
 
 
 def test_small_weights_and_odd_first_dimensions_are_whole():
-    assert CUT.is_cut(TensorType((4, 64), "float32", 1024), 0)
-    assert not CUT.is_cut(TensorType((4, 32), "float32", 512), 0)
-    assert not CUT.is_cut(TensorType((5, 64), "float32", 1280), 0)
+    assert CUT.is_sharded_weight(TensorType((4, 64), "float32", 1024), 0)
+    assert not CUT.is_sharded_weight(TensorType((4, 32), "float32", 512), 0)
+    assert not CUT.is_sharded_weight(TensorType((5, 64), "float32", 1280), 0)
 
 
 def test_a_weight_before_the_layers_is_whole_and_one_of_its_shape_behind_them_is_not():
     known = TensorType((4, 64), "float32", 1024)
     rule = replace(CUT, whole=frozenset({(-1, (4, 64))}), own=frozenset({(0, (4, 64))}))
-    assert [rule.is_cut(known, where) for where in (-1, 0, 1)] == [False, True, True]
-    assert [rule.is_sent(known, where) for where in (-1, 0, 1)] == [True, False, True]
+    assert [rule.is_sharded_weight(known, where) for where in (-1, 0, 1)] == [False, True, True]
+    assert [rule.is_reduced(known, where) for where in (-1, 0, 1)] == [True, False, True]
 
 
 def with_gradients(casts: bool = False, more: Mapping[str, str] = MappingProxyType({})) -> Graph:

@@ -4,12 +4,12 @@ import pytest
 
 from mindswap.config.pipeline_layout import Pipeline
 from mindswap.errors import SimulationError
-from mindswap.simulator.layout import lay_out_stages, require_schedule
+from mindswap.simulator.layout import build_stage_layout, require_schedule
 from mindswap.simulator.schedules.rounds import LESS_MEMORY
 
 
 def chunks(num_layers, **settings):
-    return lay_out_stages(Pipeline(**settings), num_layers, 4).chunks
+    return build_stage_layout(Pipeline(**settings), num_layers, 4).chunks
 
 
 def test_one_stage_has_all():
@@ -39,7 +39,7 @@ def test_where_embedding_and_head_are_on_one_stage():
     """The turn of a V; not where the second stage has every layer and the head, and the first the embedding alone."""
 
     def are_together(num_layers, **settings):
-        return lay_out_stages(Pipeline(**settings), num_layers, 4).are_ends_together
+        return build_stage_layout(Pipeline(**settings), num_layers, 4).are_ends_together
 
     assert are_together(2) and are_together(4, num_stages=2, num_chunks=2, scheduler="zero_bubble_v")
     assert not are_together(4, num_stages=2)
@@ -69,27 +69,27 @@ def test_a_configuration_cannot_ask_for_what_the_environment_sets():
     pipeline = Pipeline(2, 2, 0, LESS_MEMORY)
     with pytest.raises(SimulationError, match="is not known"):
         require_schedule(pipeline, 4)
-    assert lay_out_stages(pipeline, 4, 4).scheduler == LESS_MEMORY
+    assert build_stage_layout(pipeline, 4, 4).scheduler == LESS_MEMORY
 
 
 def test_pieces_of_sequences_take_a_schedule_that_orders_them():
     for name in ("1f1b", LESS_MEMORY, "gpipe", "zero_bubble_v"):
         pipeline = Pipeline(num_stages=2, num_chunks=2, scheduler=name)
         with pytest.raises(SimulationError, match=f"order {name} runs pieces of sequences"):
-            lay_out_stages(pipeline, 4, 4, num_sequences=2)
+            build_stage_layout(pipeline, 4, 4, num_sequences=2)
     # With one chunk MindSpore runs seqpipe in place of 1f1b.
-    assert lay_out_stages(Pipeline(num_stages=2), 4, 4, num_sequences=2).num_micro_steps == 8
+    assert build_stage_layout(Pipeline(num_stages=2), 4, 4, num_sequences=2).num_micro_steps == 8
     seqpipe = Pipeline(num_stages=2, num_chunks=2, scheduler="seqpipe")
-    assert lay_out_stages(seqpipe, 4, 4, num_sequences=2).num_micro_steps == 8
+    assert build_stage_layout(seqpipe, 4, 4, num_sequences=2).num_micro_steps == 8
 
 
 def test_a_step_that_is_too_long_is_refused():
     """32 layers 7812 times are 249,984 passes, and 7813 times are more than a quarter of a million."""
-    assert lay_out_stages(Pipeline(), 32, 7812).num_micro_steps == 7812
+    assert build_stage_layout(Pipeline(), 32, 7812).num_micro_steps == 7812
     with pytest.raises(SimulationError, match="allowed: up to 250000 passes, 7812 micro-batches here"):
-        lay_out_stages(Pipeline(), 32, 7813)
+        build_stage_layout(Pipeline(), 32, 7813)
     with pytest.raises(SimulationError, match="too long to simulate"):
-        lay_out_stages(Pipeline(), 2, 10**30)
+        build_stage_layout(Pipeline(), 2, 10**30)
 
 
 @pytest.mark.parametrize(
@@ -102,5 +102,5 @@ def test_a_step_that_is_too_long_is_refused():
     ],
 )
 def test_forwards_that_go_ahead_where_forward_and_backward_take_turns(pipeline, num_sequences, expected):
-    layout = lay_out_stages(pipeline, 8, 6, num_sequences)
+    layout = build_stage_layout(pipeline, 8, 6, num_sequences)
     assert [layout.num_ahead(stage) for stage in range(layout.num_stages)] == expected

@@ -13,7 +13,7 @@ from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.simulator.captured_step import GradientRule
 from mindswap.simulator.layer_block import Consumers, Source
 from mindswap.simulator.layout import StageLayout
-from mindswap.simulator.partition import BlockMaker
+from mindswap.simulator.partition import BlockBuilder
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import NO_OP, ONE_WAY, MemoryKind, OpKind
 from mindswap.simulator.program_builder import build_program
@@ -60,7 +60,7 @@ def test_sections():
 
 def test_the_operators_of_a_section_are_timed_when_it_is_asked_for():
     timed = []
-    maker = BlockMaker(GRAPH, lambda node, work: timed.append(node.layer_index) or 10, NAMES)
+    maker = BlockBuilder(GRAPH, lambda node, work: timed.append(node.layer_index) or 10, NAMES)
     assert timed == []
     block = maker.block(1)
     assert timed == [1] * (len(block.forward) + len(block.backward))
@@ -68,8 +68,8 @@ def test_the_operators_of_a_section_are_timed_when_it_is_asked_for():
 
 def test_what_hands_values_over_to_backward_is_in_no_layer():
     # ChatGLM2: the compiler gave it the scope of an operator of the last layer.
-    handed = node("handed", "Partial", "loss", 0, layer=2)
-    blocks = cut(replace(GRAPH, forward=(*GRAPH.forward, handed)))
+    boundary_tensors = node("boundary_tensors", "Partial", "loss", 0, layer=2)
+    blocks = cut(replace(GRAPH, forward=(*GRAPH.forward, boundary_tensors)))
     assert labels(blocks.prologue.forward) == ["embedding.Gather", "mask.Less"]
     assert labels(blocks.epilogue.forward) == ["loss.ReduceSum"]
 
@@ -98,9 +98,9 @@ def test_tensors_of_a_layer():
 def test_what_a_layer_reads_of_others():
     reads = {(read.source, read.role.is_forward): read for read in cut().layers[1].reads}
     # h is read by matmul and add, and by matmul_grad.
-    assert reads[Source.BEFORE, True].uses == uses(3, 2, 2)
+    assert reads[Source.PREVIOUS, True].uses == uses(3, 2, 2)
     # Of the layer behind comes the gradient, for mul_grad and for the sum.
-    assert reads[Source.BEHIND, False].uses == uses(NO_OP, 0, 3)
+    assert reads[Source.NEXT, False].uses == uses(NO_OP, 0, 3)
     assert reads[Source.SHARED, True].uses == uses(2, 0, 0)
     assert len(reads) == 3
 
@@ -121,8 +121,8 @@ def test_recomputed_operators_and_their_tensors():
     block = under(select_recompute=(OpRecompute(r"mlp\.gelu", ALL_LAYERS),)).layers[1]
     assert labels(block.backward) == ["mlp.gelu", "mul", "mlp.gelu", "mlp.matmul", "add"]
     assert block.backward[0].kind is OpKind.RECOMPUTE
-    (again,) = [tensor for tensor in block.tensors if tensor.is_again]
-    assert (str(again.label), again.made_at, again.uses) == ("mlp.gelu", 0, uses(NO_OP, 1, 1))
+    (again,) = [tensor for tensor in block.tensors if tensor.is_recomputed]
+    assert (str(again.label), again.producer_op_index, again.uses) == ("mlp.gelu", 0, uses(NO_OP, 1, 1))
 
 
 def test_what_reads_weights_only_does_not_run_again_in_a_step_without_swap():
@@ -152,12 +152,12 @@ def test_what_reads_weights_only_does_not_run_again_in_a_step_without_swap():
 
     swapping = cut(step, is_swapping=True).layers[1]
     assert labels(swapping.backward) == ["mul", "mlp.gelu", "mlp.Cast", "mlp.matmul", "add"]
-    assert [tensor.is_again for tensor in swapping.tensors if "Cast" in str(tensor.label)] == [False, True]
+    assert [tensor.is_recomputed for tensor in swapping.tensors if "Cast" in str(tensor.label)] == [False, True]
 
 
 def test_copies():
     block = under(op_swap=(OpSwap("mlp", ALL_LAYERS, 3),)).layers[1]
-    copied = {str(t.label): (t.prefetch, t.num_copies, t.is_held) for t in block.tensors if t.num_copies}
+    copied = {str(t.label): (t.prefetch, t.num_copies, t.is_resident) for t in block.tensors if t.num_copies}
     assert copied == {"mlp.matmul": (3, 1, False), "mlp.gelu": (3, 1, False)}
     assert labels(block.forward) == ["mlp.matmul", "mlp.gelu", "mul", "add"]  # a copy is no operator
 
@@ -275,15 +275,19 @@ def test_a_cast_of_a_gathered_weight_is_launched_first_in_later_micro_batches_an
             ]
             made = replace(made, inputs=(f"half{index}", f"weight{index}"))
         forward.append(made)
-    once = frozenset(f"gather{index}" for index in range(3))
-    block = cut(replace(GRAPH, forward=tuple(forward)), is_fused=is_fused, once=once).layers[1]
-    casts = {str(tensor.label): tensor.is_early_later for tensor in block.tensors if "Cast" in str(tensor.label)}
+    per_step_operators = frozenset(f"gather{index}" for index in range(3))
+    block = cut(
+        replace(GRAPH, forward=tuple(forward)), is_fused=is_fused, per_step_operators=per_step_operators
+    ).layers[1]
+    casts = {
+        str(tensor.label): tensor.is_live_from_later_starts for tensor in block.tensors if "Cast" in str(tensor.label)
+    }
     assert casts == {"weight.Cast": True, "half.Cast": False}
 
 
 def test_durations_of_pieces_are_one_column_where_sequences_are_whole():
     arrays = cut().layers[0].arrays
-    assert [part["piece_ns"].shape for part in (arrays.forward, arrays.backward, arrays.once)] == [
+    assert [part["piece_ns"].shape for part in (arrays.forward, arrays.backward, arrays.per_step_operators)] == [
         (4, 1),
         (4, 1),
         (0, 1),

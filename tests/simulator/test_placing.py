@@ -20,7 +20,7 @@ def tensor(begin=0, user=8, prefetch=1, **changes):
     """A swapped tensor of 7 bytes, made in forward; `user` is its only use in backward."""
     row = dict(size_bytes=7, is_forward=True, begin=begin, last_forward=begin + 1, first_backward=user,
                last_backward=user, kind=MemoryKind.TRANSIENT, label=0, layer=0, micro_batch=0, prefetch=prefetch,
-               num_copies=1, is_held=False)  # fmt: skip
+               num_copies=1, is_resident=False)  # fmt: skip
     return row | changes
 
 
@@ -118,7 +118,7 @@ def test_several_copies_of_a_tensor_come_back_each_and_the_last_frees_it():
 
 
 def test_a_held_tensor_stays_and_its_copy_takes_room_as_well():
-    _, intervals = place(tensor(0, is_held=True))
+    _, intervals = place(tensor(0, is_resident=True))
     assert spans(intervals) == [("KEPT", 0, 8), ("PREFETCHED", ~0, 8)]
 
 
@@ -144,7 +144,7 @@ def test_what_never_comes_back_leaves_and_is_no_copy_in():
 
 def test_what_never_comes_back_frees_nothing_where_forward_reads_it_later_or_another_name_holds_it():
     one_way = dict(num_copies=ONE_WAY, first_backward=NO_OP, last_backward=NO_OP)
-    _, intervals = place(tensor(0, last_forward=4, **one_way), tensor(1, is_held=True, **one_way))
+    _, intervals = place(tensor(0, last_forward=4, **one_way), tensor(1, is_resident=True, **one_way))
     assert spans(intervals) == [("TRANSIENT", 1, 2), ("OFFLOADING", 0, 4)]
 
 

@@ -9,7 +9,7 @@ from mindswap.graph.analysis.collectives import Collective
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.layer_block import Consumers, use_rows
 from mindswap.simulator.program import NO_OP, OpKind
-from mindswap.simulator.stage_pass import WEIGHT_HALF, MicroBatchGroup, StagePass, cut_backward
+from mindswap.simulator.stage_pass import WEIGHT_HALF, MicroBatchGroup, StagePass, split_backward_pass
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB, node
 from tests.simulator import steps
@@ -49,7 +49,7 @@ def test_both_halves_of_a_backward():
         "layer": np.zeros(7, int),
         "is_weight": np.array([False, False, False, True, False, True, False]),
     }
-    first, second, places = cut_backward(StagePass(columns, {3: 1}, receive=3, send=2))
+    first, second, places = split_backward_pass(StagePass(columns, {3: 1}, receive=3, send=2))
     assert first.columns["duration_ns"].tolist() == [0, 10, 20, 40, 60]
     # SEND, which came behind a w, waits for the g before that.
     assert first.columns["wait_op"].tolist() == [NO_OP, 0, 1, 2, 3]
@@ -78,8 +78,8 @@ USES = use_rows(
 
 
 def test_uses_where_backward_is_whole():
-    turns = MicroBatchGroup(FORWARD, TURNS_BACKWARD)
-    last_forward, first, last = turns.placed_uses(USES, np.full(4, 100), np.full(4, 10)).tolist()
+    groups = MicroBatchGroup(FORWARD, TURNS_BACKWARD)
+    last_forward, first, last = groups.placed_uses(USES, np.full(4, 100), np.full(4, 10)).tolist()
     assert last_forward == [105, 106, 107, NO_OP]
     assert (first, last) == ([10, 10, 11, NO_OP], [10, 13, 13, NO_OP])
 
@@ -87,7 +87,7 @@ def test_uses_where_backward_is_whole():
 def test_uses_where_backward_is_cut():
     """A backward of g, w, g, w: operators 0 and 2 go to the first half, 1 and 3 to the second."""
     places = np.array([0, WEIGHT_HALF, 1, WEIGHT_HALF + 1])
-    turns = MicroBatchGroup(FORWARD, TURNS_BACKWARD, (TURNS_BACKWARD, TURNS_BACKWARD), places)
-    _, first, last = turns.placed_uses(USES, np.zeros(4, int), np.zeros(4, int)).tolist()
+    groups = MicroBatchGroup(FORWARD, TURNS_BACKWARD, (TURNS_BACKWARD, TURNS_BACKWARD), places)
+    _, first, last = groups.placed_uses(USES, np.zeros(4, int), np.zeros(4, int)).tolist()
     assert first == [0, 0, WEIGHT_HALF, NO_OP]
     assert last == [0, WEIGHT_HALF + 1, WEIGHT_HALF + 1, NO_OP]

@@ -8,7 +8,7 @@ from mindswap.policy.model import Policy
 from mindswap.simulator.captured_step import find_tied_parameters, gradient_key
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.static_memory import Parameter
-from mindswap.simulator.stage_weights import least_exchange_ns
+from mindswap.simulator.stage_weights import min_reduction_ns
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB
 from tests.simulator.cost.builders import device
@@ -36,9 +36,9 @@ def test_a_tied_weight_is_on_the_last_stage_twice_with_one_gradient():
     tied = replace(step.graph, forward=(*before, replace(loss, inputs=(*loss.inputs, "weight"))))
     settings = replace(SETTINGS, pipeline=Pipeline(num_stages=2), num_micro_batches=2)
     own = StepModel(replace(step, graph=tied), CostTable(device()), settings)
-    (doubt,) = own.doubts
+    (doubt,) = own.caveats
     assert doubt.startswith("embedding.table is read by the first and the last pipeline stage")
-    assert StepModel(replace(step, graph=tied), CostTable(device()), SETTINGS).doubts == ()
+    assert StepModel(replace(step, graph=tied), CostTable(device()), SETTINGS).caveats == ()
     _, last = own.static
     assert (last.parameter_bytes, last.gradient_bytes, last.optimizer_bytes) == (2 * KIB, KIB, 0)
 
@@ -64,7 +64,7 @@ def test_a_weight_is_behind_the_layers_when_the_last_one_has_begun():
 
 
 def test_a_gradient_is_known_by_its_shape_and_whether_it_is_before_in_or_behind_the_layers():
-    weights = [Parameter("w", 8, 2, layer_index=index, is_behind=behind, shape=(2,)) for index, behind in PLACES]
+    weights = [Parameter("w", 8, 2, layer_index=index, is_after_layers=behind, shape=(2,)) for index, behind in PLACES]
     assert [gradient_key(weight) for weight in weights] == [(-1, (2,)), (1, (2,)), (0, (2,)), (0, (2,))]
 
 
@@ -86,6 +86,6 @@ def test_accumulation_counts_each_micro_batch_of_the_step():
 
 
 def test_gradients_of_the_first_layer_of_a_stage_are_there_last():
-    assert least_exchange_ns((5, 3, 2, 1), [(0, 1, 2, 3)]) == 5 + 3
-    assert least_exchange_ns((0, 0, 7, 4), [(2, 3)]) == 7
-    assert least_exchange_ns((5, 0, 0, 4), [(0,), (3,)]) == 5  # a chunk without layers before
+    assert min_reduction_ns((5, 3, 2, 1), [(0, 1, 2, 3)]) == 5 + 3
+    assert min_reduction_ns((0, 0, 7, 4), [(2, 3)]) == 7
+    assert min_reduction_ns((5, 0, 0, 4), [(0,), (3,)]) == 5  # a chunk without layers before

@@ -18,7 +18,7 @@ from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.transfer import send_ns
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import peak_memory
-from mindswap.simulator.partition import BlockMaker
+from mindswap.simulator.partition import BlockBuilder
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.step_model import StepModel
@@ -145,8 +145,8 @@ def test_blocks_are_made_once_for_layers_with_equal_settings():
 
 def test_a_block_is_made_when_it_is_asked_for_and_its_step_is_read_once(monkeypatch):
     asked, read, own = [], [], model(NUM_LAYERS)
-    make, cut = BlockMaker.block, StepModel._cut
-    monkeypatch.setattr(BlockMaker, "block", lambda self, section: asked.append(section) or make(self, section))
+    make, cut = BlockBuilder.block, StepModel._cut
+    monkeypatch.setattr(BlockBuilder, "block", lambda self, segment: asked.append(segment) or make(self, segment))
     monkeypatch.setattr(StepModel, "_cut", lambda self, *policy: read.append(policy) or cut(self, *policy))
     policy = Policy(True, op_swap=(OpSwap("mlp", ALL_LAYERS, 1),))
     own.layer_block(policy, 0)

@@ -11,7 +11,7 @@ from mindswap.config.step_settings import StepSettings
 from mindswap.errors import LaunchError
 from mindswap.policy.equivalence import retained_layers
 from mindswap.policy.model import ENTRY_FIELDS, Policy
-from mindswap.simulator.layout import lay_out_stages
+from mindswap.simulator.layout import build_stage_layout
 from mindswap.simulator.report_data import SimulationReport
 
 # Default limit of the layers of a stage; half as many per chunk if there are several stages or chunks.
@@ -118,7 +118,7 @@ def choose_micro_batches(
     is_long = settings.pipeline.num_stages > 1 and settings.num_micro_batches > MAX_MICRO_BATCHES
     if not is_long:
         return None
-    layout = lay_out_stages(settings.pipeline, num_layers, settings.num_micro_batches, settings.num_sequences)
+    layout = build_stage_layout(settings.pipeline, num_layers, settings.num_micro_batches, settings.num_sequences)
     counts = {layout.short_of(number) for number in (2 * layout.num_stages, MAX_MICRO_BATCHES)}
     full_report = simulate(None)
     for count in sorted(counts - {settings.num_micro_batches}):

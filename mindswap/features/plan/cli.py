@@ -198,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
     # The plan first, whatever becomes of the files and the sentences: it took long to find.
     if not args.json:
         notes = [budget_warning(step, found.problem.budget_bytes), objective_warning(found.plan, objective)]
-        notes += step.model.doubts
+        notes += step.model.caveats
         beside = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
         beside = [line for line in beside if line]
         print_text("\n".join([str(found), *([""] if beside else []), *beside]))

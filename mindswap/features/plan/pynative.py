@@ -59,9 +59,12 @@ def load_step_2x(document: Document, trace: str | None, device: str | None, over
     model = LayerSwapModel.of(StepModel(capture_of(recorded), costs, read_step_settings(source)))
     name, other_name = _architecture(document), _architecture(source)
     if name and other_name and name != other_name:
-        model.doubts = (*model.doubts, f"the trace is of {other_name}, this file of {name}: equal sizes, another model")
+        model.caveats = (
+            *model.caveats,
+            f"the trace is of {other_name}, this file of {name}: equal sizes, another model",
+        )
     if checked.effect.settings.is_comm_enabled:
-        model.doubts = (*model.doubts, "recompute_comm stays as it is: a trace of one rank has no communication")
+        model.caveats = (*model.caveats, "recompute_comm stays as it is: a trace of one rank has no communication")
     return LoadedStep(document, Policy(), model, None, Path(document.file))
 
 

@@ -72,21 +72,21 @@ def collect_bound_inputs(model: StepModel, keep: SimulatedStep) -> BoundInputs:
         keep: the model without swap and recompute; a step of fewer micro-batches will do.
     """
     # Exposed communication of gradients gets less where backward takes longer.
-    exposed_ns = model.exposed_exchange_ns(keep.timeline)
+    exposed_ns = model.exposed_reduction_ns(keep.timeline)
     num_micro_steps = 1 + int(keep.timeline.program.ops.micro_batch.max())
     liveness = compute_liveness(model.swapping(), num_micro_steps // model.layout.num_sequences)
     tensor_graphs, times, stages = build_tensor_graphs(model), pass_times(model), range(model.layout.num_stages)
-    is_cut = any(entry.work is PassWork.WEIGHT_GRADIENT for entry in model.layout.passes(0))
+    is_split = any(entry.work is PassWork.WEIGHT_GRADIENT for entry in model.layout.passes(0))
     return BoundInputs(
         tensor_graphs=tensor_graphs,
         stages=tuple(_collect_stage(model, keep.timeline, liveness, stage, times, tensor_graphs) for stage in stages),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_micro_steps,
         step_overhead_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
-        gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
+        gradients_ns=max(exposed_ns - model.weights.min_reduction_ns, 0),
         num_gradient_reductions=model.settings.num_gradient_reductions,
         passes=None
-        if is_cut or len(stages) == 1
+        if is_split or len(stages) == 1
         else StepPasses(model.layout, _min_times(model, times, tensor_graphs)),
     )
 

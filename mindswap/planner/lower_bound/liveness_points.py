@@ -146,7 +146,7 @@ def _unmoved(model: StepModel) -> frozenset[Label]:
             }
             for policy in (Policy(), Policy(True, layer_recompute=ALL_LAYERS))
         )
-        found |= (plain & again) - set(model.keeper_names(Policy(), layer_index))
+        found |= (plain & again) - set(model.holder_names(Policy(), layer_index))
     return frozenset(found)
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.schedules.rounds import PassWork
-from mindswap.simulator.stage_pass import ModelSections, StagePass
+from mindswap.simulator.stage_pass import ModelSegments, StagePass
 from mindswap.simulator.step_model import StepModel
 
 NEVER_NS = -(2**62)  # end of what something does not wait for
@@ -67,17 +67,17 @@ class PassTimes:
 def pass_times(model: StepModel) -> dict[PassKey, PassTimes]:
     """All passes of a model without any policy; weights are gathered in no time."""
     layout, times = model.layout, {}
-    stages = {s: stage for stage, chunks in enumerate(layout.chunks) for sections in chunks for s in sections}
+    stages = {s: stage for stage, chunks in enumerate(layout.chunks) for segments in chunks for s in segments}
 
-    def send_ns(section: int, target: int, size_bytes: int) -> int:
-        return 0 if stages[section] == stages[target] else model.transfers.send_ns(size_bytes)
+    def send_ns(segment: int, target: int, size_bytes: int) -> int:
+        return 0 if stages[segment] == stages[target] else model.transfers.send_ns(size_bytes)
 
-    model_sections = ModelSections(model.blocks_with_free_gathers(), send_ns)
+    model_segments = ModelSegments(model.blocks_with_free_gathers(), send_ns)
     for stage, chunks in enumerate(layout.chunks):
-        for chunk, sections in enumerate(chunks):
-            first = model_sections.make_pass(sections, True, None)
+        for chunk, segments in enumerate(chunks):
+            first = model_segments.make_pass(segments, True, None)
             for is_forward in (True, False):
-                stage_pass = model_sections.make_pass(sections, is_forward, {})
+                stage_pass = model_segments.make_pass(segments, is_forward, {})
                 for piece in range(layout.num_sequences):
                     times[stage, chunk, is_forward, piece] = _times(stage_pass, piece, first if is_forward else None)
     return times
@@ -91,7 +91,7 @@ def _times(stage_pass: StagePass, piece: int, first: StagePass | None) -> PassTi
         _latency(stage_pass, piece, RECEIVED),
     )
     first_pass_extra_ns = 0
-    if first is not None and first.once and piece == 0:
+    if first is not None and first.per_step_operators and piece == 0:
         first_pass_extra_ns = _latency(first, piece, COMPUTE).compute_ns - latencies[COMPUTE].compute_ns
     busy_ns = int(_durations_ns(stage_pass, piece)[stage_pass.columns["kind"] < OpKind.COLLECTIVE].sum())
     return PassTimes(latencies, busy_ns, first_pass_extra_ns, stage_pass.receive, stage_pass.send)
@@ -114,7 +114,7 @@ def _latency(stage_pass: StagePass, piece: int, source: int) -> PassLatency:
     for op, (kind, wait, duration_ns) in enumerate(zip(kinds, waits, durations_ns, strict=True)):
         stream = COMPUTE if kind < OpKind.COLLECTIVE else RECEIVED if kind == OpKind.RECEIVE else NETWORK
         start_ns = max(free_ns[stream], ends_ns[wait])
-        if not op and stage_pass.is_first_held_back and source == COMPUTE:
+        if not op and stage_pass.starts_with_collective and source == COMPUTE:
             start_ns = 0
         if stream == COMPUTE and begin_ns == NEVER_NS:
             begin_ns = start_ns

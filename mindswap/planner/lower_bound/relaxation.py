@@ -316,9 +316,9 @@ class _Layer:
             for op in range(len(tensor_graph.recompute_ns))
         ]
 
-        def there(tensor: int, is_again: bool = False) -> Constraint:
+        def there(tensor: int, is_recomputed: bool = False) -> Constraint:
             """Return minus the available fraction of a tensor, for backward or for recomputed operators."""
-            may_move = not (is_again and tensor in tensor_graph.tuple_members)
+            may_move = not (is_recomputed and tensor in tensor_graph.tuple_members)
             constraint: Constraint = dict.fromkeys(
                 self.tensors[tensor][1:] if may_move else self.tensors[tensor][1:2], -1
             )
@@ -348,7 +348,7 @@ class _Layer:
         for op, other in tensor_graph.implied_recomputes:
             program.add_constraint({recompute_share[op]: 1, recompute_share[other]: -1})
         for op, tensor in tensor_graph.reads:
-            program.add_constraint({**there(tensor, is_again=True), recompute_share[op]: 1})
+            program.add_constraint({**there(tensor, is_recomputed=True), recompute_share[op]: 1})
         compute: Constraint = {recompute_share[op]: ns for op, ns in enumerate(tensor_graph.recompute_ns) if ns}
         apart = {op: program.add_variable() for op, ns in enumerate(tensor_graph.unfused_extra_ns) if ns}
         for op, tensor in tensor_graph.reads:
@@ -398,19 +398,19 @@ class _Layer:
         self, program: _LinearProgram, tensor_graph: TensorGraph, cell: RecomputedCell, recompute_share: Sequence[int]
     ) -> dict[int, int]:
         """Add a recomputed cell; return, by operator, the variable of the fraction recomputed with the cell."""
-        is_again = program.add_variable(1)
+        is_recomputed = program.add_variable(1)
         with_cell = {op: program.add_variable(1) for op in cell.ops}
         for op, part in with_cell.items():
             program.add_constraint({part: 1, recompute_share[op]: -1})
-            program.add_constraint({part: 1, is_again: -1})
+            program.add_constraint({part: 1, is_recomputed: -1})
         for op in cell.functions:
-            program.add_constraint({recompute_share[op]: 1, with_cell.get(op, is_again): -1})
+            program.add_constraint({recompute_share[op]: 1, with_cell.get(op, is_recomputed): -1})
         for tensor in cell.tensors:
-            program.add_constraint(dict.fromkeys((*self.tensors[tensor][1:], is_again), 1), 1)
+            program.add_constraint(dict.fromkeys((*self.tensors[tensor][1:], is_recomputed), 1), 1)
             if tensor in tensor_graph.saved:
-                program.add_constraint({is_again: 1, with_cell[tensor_graph.makers[tensor]]: -1})
+                program.add_constraint({is_recomputed: 1, with_cell[tensor_graph.makers[tensor]]: -1})
         for op, tensor in cell.views:
-            program.add_constraint({recompute_share[op]: 1, self.tensors[tensor][1]: -1, is_again: -1})
+            program.add_constraint({recompute_share[op]: 1, self.tensors[tensor][1]: -1, is_recomputed: -1})
         for op, tensor in tensor_graph.reads:
             if op in with_cell and tensor in cell.tensors:
                 program.add_constraint({with_cell[op]: 1, with_cell[tensor_graph.makers[tensor]]: -1})

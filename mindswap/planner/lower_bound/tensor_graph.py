@@ -574,7 +574,7 @@ def _held_gathers(model: StepModel, layer_index: int) -> set[Label]:
         {
             tensor.label
             for tensor in model.layer_block(policy, index).tensors
-            if tensor.is_once and tensor.role is None and tensor.uses.first_backward != NO_OP
+            if tensor.is_per_step and tensor.role is None and tensor.uses.first_backward != NO_OP
         }
         for policy in (Policy(True, layer_recompute=ALL_LAYERS), Policy())
     )

@@ -26,10 +26,10 @@ class Parameter:
     name: str
     size_bytes: int  # in its stored dtype (`param_init_type`)
     num_elements: int
-    is_cut: bool = True  # the parallel optimizer shards it, if enabled (`config.weight_sharding`)
+    is_sharded: bool = True  # the parallel optimizer shards it, if enabled (`config.weight_sharding`)
     num_copies: int | None = None  # ranks with the same weight; None: the data parallel ranks
     layer_index: int | None = None  # index among the compiled layers; None outside the layers
-    is_behind: bool = False  # outside the layers and read after them (final norm, head)
+    is_after_layers: bool = False  # outside the layers and read after them (final norm, head)
     shape: tuple[int, ...] = ()  # shape on this rank
     num_shards: int | None = None  # ranks over which it is sharded; None: the parallel optimizer's default
 
@@ -105,17 +105,17 @@ def estimate_static_memory(
     """
     weights = gradients = states = 0
     for parameter in parameters:
-        own_bytes = ceil_div(parameter.size_bytes, num_parameter_shards(parameter, settings.num_optimizer_shards))
-        weights += own_bytes
+        shard_bytes = ceil_div(parameter.size_bytes, num_parameter_shards(parameter, settings.num_optimizer_shards))
+        weights += shard_bytes
         states += sum(state_sizes(parameter, settings))
         if settings.num_micro_steps > 1:  # clones of the weights (MFPipelineWithLossScaleCell)
-            gradients += own_bytes if settings.is_accumulator_sharded else parameter.size_bytes
+            gradients += shard_bytes if settings.is_accumulator_sharded else parameter.size_bytes
     return StaticMemory(weights, gradients, 0 if settings.is_state_offloaded else states, workspace_bytes)
 
 
 def num_parameter_shards(parameter: Parameter, num_shards: int) -> int:
     """Return the ranks over which a parameter is sharded: 1 if the parallel optimizer leaves it unsharded."""
-    return parameter.num_shards or num_shards if parameter.is_cut and num_shards > 1 else 1
+    return parameter.num_shards or num_shards if parameter.is_sharded and num_shards > 1 else 1
 
 
 # Device memory that is no tensor: workspace of kernels within MindSpore's pool, buffers of HCCL outside it.

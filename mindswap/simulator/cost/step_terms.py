@@ -114,7 +114,7 @@ def exchange_gradient_ns(parameter: Parameter, settings: StepSettings, device: D
     GEBackendOptimizeACL depend on `enable_all_reduce_fusion` and `enable_reduce_scatter_fusion` of the context, which
     are False by default in 2.9.0).
     """
-    kind = "ReduceScatter" if settings.num_optimizer_shards > 1 and parameter.is_cut else "AllReduce"
+    kind = "ReduceScatter" if settings.num_optimizer_shards > 1 and parameter.is_sharded else "AllReduce"
     num_ranks, stride = settings.data_parallel, settings.data_parallel_stride
     if parameter.num_copies is not None:  # of experts: their ranks are one after the other
         num_ranks, stride = parameter.num_copies, max(1, num_ranks * stride // parameter.num_copies)

@@ -40,8 +40,8 @@ def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     for times, names in steps:
         for name in names.split() * times:
             kind, chunk, micro_batch = KINDS[name[0]], int(name[1]), next(left[name])
-            is_cut = kind is PassWork.BACKWARD and micro_batch in cut[chunk]
-            passes.append(Pass(chunk, micro_batch, PassWork.INPUT_GRADIENT if is_cut else kind))
+            is_split = kind is PassWork.BACKWARD and micro_batch in cut[chunk]
+            passes.append(Pass(chunk, micro_batch, PassWork.INPUT_GRADIENT if is_split else kind))
     return tuple(passes)
 
 

@@ -19,7 +19,7 @@ from tests.simulator.cost.builders import device, operator, step_settings, tenso
 
 # A float32 matrix of 1 MiB and a norm weight of 1 KiB, which the parallel optimizer leaves whole.
 MATRIX = Parameter("w", 2**20, 2**18)
-NORM = Parameter("norm", 2**10, 2**8, is_cut=False)
+NORM = Parameter("norm", 2**10, 2**8, is_sharded=False)
 HALF = Parameter("h", 2**20, 2**19)
 ADAMW = step_settings()
 MIB, KIB = 2**20, 2**10

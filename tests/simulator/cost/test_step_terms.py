@@ -131,7 +131,7 @@ def test_a_gradient_is_a_message():
 
 
 def test_a_weight_that_stays_whole_is_summed_whole():
-    norm = Parameter("n", 40 * MIB, 10 * MIB, is_cut=False)
+    norm = Parameter("n", 40 * MIB, 10 * MIB, is_sharded=False)
     assert exchange_gradient_ns(norm, step_settings(2, data_parallel=2), GENERIC) == 419_431
 
 

@@ -76,8 +76,8 @@ def reference_ns(name: str, shape: Shape, forward_ns: int, input_ns: int, weight
     # The cell (place in the model) of a chunk on a stage, and back.
     cell_of, at = {}, {}
     for stage, chunks in enumerate(layout_of(name, shape).chunks):
-        for chunk, sections in enumerate(chunks):
-            cell = max(1, sections[0])
+        for chunk, segments in enumerate(chunks):
+            cell = max(1, segments[0])
             cell_of[stage, chunk], at[cell] = cell, (stage, chunk)
     lists = [list(order_passes(name, stage, shape)) for stage in range(shape.num_stages)]
     ends: dict[tuple[int, int, int, bool], int] = {}  # (cell, micro-batch, piece, is forward)
