@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindswap.report.tables import format_table
-from mindswap.rules.machine.software import ANY_VERSION, PAIRS, Pair
+from mindswap.rules.machine.software import ANY_VERSION, SUPPORTED_PAIRS, Pair
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = Path(os.environ.get("MINDSWAP_MATRIX") or Path.home() / ".cache" / "mindswap-matrix")
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("only", nargs="*", metavar="VERSION", help="of mindformers, or of mindspore alone")
     parser.add_argument("--write", action="store_true", help="put the table into docs/versions.md and its translation")
     args = parser.parse_args()
-    known = (*PAIRS, *TRIALS)
+    known = (*SUPPORTED_PAIRS, *TRIALS)
     pairs = [pair for pair in known if not args.only or (pair.mindformers or pair.mindspore) in args.only]
     rows = read_rows()
     cells = []

@@ -86,7 +86,7 @@ class Editor:
         # In a file of one pair of braces the line above a key may be the middle of a text.
         below = self.root if self.root.is_flow else found[0]
         start = line_start(self.text, below.start)
-        first = above_own_comment(self.text, start, below.column)
+        first = comment_block_start(self.text, start, below.column)
         margin = " " * below.column
         newline = newline_at(self.text, start)
         lines = [f"{margin}{COMMENT_MARK} {line}".rstrip() + newline for line in comment.splitlines()]
@@ -127,8 +127,8 @@ class Editor:
         for position, (key_span, old, name, data) in enumerate(rows):
             if name not in value:
                 next_start = rows[position + 1][0].start if position + 1 < len(rows) else old.end
-                is_behind_kept = key_span.start > kept[0][0].start
-                self._remove_entry(span, key_span, old, ends[-1] if is_behind_kept else None, next_start)
+                follows_kept_entry = key_span.start > kept[0][0].start
+                self._remove_entry(span, key_span, old, ends[-1] if follows_kept_entry else None, next_start)
             elif not is_same(data, value[name]):
                 self._replace_value(span, key_span, old, value[name])
             ends.append(max(key_span.end, old.end))
@@ -210,7 +210,7 @@ class Editor:
         return Location(self.file, before.count("\n") + 1, index - line_start(self.text, index) + 1)
 
 
-def above_own_comment(text: str, start: int, column: int) -> int:
+def comment_block_start(text: str, start: int, column: int) -> int:
     """Index of the beginning of the lines that mindswap wrote the last time, right above one that begins at `start`.
 
     One that is further in than `column` belongs to what stands above.

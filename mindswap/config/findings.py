@@ -95,7 +95,7 @@ PATH = "mindswap.ignore"
 ALLOWED = "a list of rules, the words in brackets behind warnings: [overlap, recompute-wins]"
 
 
-def misused_ignore(document: Document, known: Collection[str]) -> Iterator[Problem]:
+def find_ignore_problems(document: Document, known: Collection[str]) -> Iterator[Problem]:
     """Problems of `mindswap.ignore`: no list, or names that no rule (of those known) has."""
     node = document.get("mindswap", "ignore")
     if node is None or node.is_null:

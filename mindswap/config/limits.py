@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mindswap.config.findings import Finding
-from mindswap.config.nodes import Document, DocumentNode, is_whole_number, show
+from mindswap.config.nodes import Document, DocumentNode, is_int, show
 
 
 @dataclass(frozen=True)
@@ -64,4 +64,4 @@ def find_excess(document: Document, limits: Mapping[tuple[str, ...], Mapping[str
 
 def _numbers(node: DocumentNode | None) -> Iterator[DocumentNode]:
     if node is not None:
-        yield from (item for item in (node, *(node.items or ())) if is_whole_number(item.value))
+        yield from (item for item in (node, *(node.items or ())) if is_int(item.value))

@@ -175,7 +175,7 @@ class Document:
     def count(self, *path: str) -> int:
         """Return a positive integer at a key path; 1 if it is missing or invalid, the default of MindFormers."""
         value = self.value(*path)
-        return value if is_whole_number(value) and value >= 1 else 1
+        return value if is_int(value) and value >= 1 else 1
 
     @property
     def is_legacy(self) -> bool:
@@ -209,7 +209,7 @@ def to_data(node: DocumentNode) -> object:
     return data[id(node)]
 
 
-def is_whole_number(value: object) -> TypeGuard[int]:
+def is_int(value: object) -> TypeGuard[int]:
     """Return whether a value is an integer but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.config.findings import Finding
-from mindswap.config.nodes import Document, DocumentNode, is_whole_number
+from mindswap.config.nodes import Document, DocumentNode, is_int
 from mindswap.errors import MindswapError
 
 # Schedules that `set_pipeline_config` of MindSpore 2.9.0 accepts (parallel/_auto_parallel_context.py).
@@ -229,7 +229,7 @@ def _shape(sizes: Sequence[object]) -> str:
 
 def _positive(node: DocumentNode | None) -> int:
     value = node.value if node is not None else None
-    return value if is_whole_number(value) and 1 <= value <= MAX_CELLS else 1
+    return value if is_int(value) and 1 <= value <= MAX_CELLS else 1
 
 
 def _offset_data(node: DocumentNode | None) -> object:
@@ -258,17 +258,17 @@ EXCLUDED = (
 )
 
 
-def find_sequence_faults(document: Document) -> Iterator[Finding]:
+def find_sequence_problems(document: Document) -> Iterator[Finding]:
     """Yield problems of settings that exclude sequence pieces, context parallelism or interleaved halves.
 
     `recompute` counts with swap on, too: a layer that runs again would read keys and values that later pieces have
     changed. mindswap turns the check of MindFormers off there.
     """
-    yield from _faults_of_pieces(document)
-    yield from _faults_of_halves(document)
+    yield from _find_piece_problems(document)
+    yield from _find_half_problems(document)
 
 
-def _faults_of_pieces(document: Document) -> Iterator[Finding]:
+def _find_piece_problems(document: Document) -> Iterator[Finding]:
     node = document.get("parallel_config", SEQUENCE_KEY)
     num_pieces = document.count("parallel_config", SEQUENCE_KEY)
     if node is None or num_pieces == 1:
@@ -304,7 +304,7 @@ def has_interleaved_halves(document: Document) -> bool:
     return document.is_legacy and document.count("model", "model_config", HALVES_KEY) > 1 and model_parallel > 1
 
 
-def _faults_of_halves(document: Document) -> Iterator[Finding]:
+def _find_half_problems(document: Document) -> Iterator[Finding]:
     key, has_ranks = HALVES_KEY, document.count("parallel_config", "context_parallel") > 1
     halves = document.get("model", "model_config", key)
     if halves is None or document.count("model", "model_config", key) == 1:

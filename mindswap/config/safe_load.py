@@ -51,7 +51,7 @@ def find_load_problem(events: Iterable[yaml.Event], root: DocumentNode, file: st
     loader = _EventLoader(events)
     try:
         node = cast(yaml.Node, loader.get_single_node())  # None only for an empty document
-        too_deep = _deepest(node)
+        too_deep = _find_deepest_mapping(node)
         if too_deep is not None:
             depth, place = too_deep
             message = f"{depth} nested mappings, and MindFormers refuses the file"
@@ -107,7 +107,7 @@ def _is_same_scalar(one: object, other: object) -> bool:
     return type(one) is type(other) and (one == other or (one != one and other != other))  # noqa: PLR0124 not a number
 
 
-def _deepest(node: yaml.Node) -> tuple[int, yaml.Mark] | None:
+def _find_deepest_mapping(node: yaml.Node) -> tuple[int, yaml.Mark] | None:
     """Depth and place of the innermost mapping where there are too many in each other; lists in between end a chain."""
     depth_of: dict[int, int] = {}
     for current in children_first(node, _mappings_in):

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 
-from mindswap.config.nodes import Document, is_whole_number
+from mindswap.config.nodes import Document, is_int
 from mindswap.config.pipeline_layout import SEQUENCE_KEY, Pipeline, has_interleaved_halves, read_pipeline
 from mindswap.config.problem import Location
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
@@ -154,7 +154,7 @@ def read_step_settings(document: Document) -> StepSettings:
 def read_seq_length(document: Document) -> int:
     """Return the tokens of a sample: `seq_length`, or the default of the model class."""
     seq_length = document.value("model", "model_config", "seq_length")
-    if is_whole_number(seq_length) and seq_length >= 1:
+    if is_int(seq_length) and seq_length >= 1:
         return seq_length
     return DEFAULT_SEQ_LENGTHS["legacy" if document.is_legacy else "newer"]
 

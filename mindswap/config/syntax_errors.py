@@ -47,7 +47,7 @@ def _wide_characters(error: yaml.MarkedYAMLError, text: str, file: str, loader: 
     if not found:
         return
     mended = [to_ascii(line) if first <= number <= last else line for number, line in enumerate(lines)]
-    stop = _end_of_good_text("\n".join(mended), loader)
+    stop = _find_parser_stop("\n".join(mended), loader)
     if stop is not None and stop <= last:
         return
     for line, column, character in found:
@@ -57,7 +57,7 @@ def _wide_characters(error: yaml.MarkedYAMLError, text: str, file: str, loader: 
         yield Problem(Location(file, line, column), RULE, Level.ERROR, message, fix=fix)
 
 
-def _end_of_good_text(text: str, loader: type) -> int | None:
+def _find_parser_stop(text: str, loader: type) -> int | None:
     """Line, from 0, at which the parser stops; None if it reads the whole text."""
     try:
         for _ in yaml.parse(text, Loader=loader):
@@ -75,7 +75,7 @@ def _open_quote(error: yaml.MarkedYAMLError, text: str, loader: type) -> tuple[i
     try:
         for token in yaml.scan(text, Loader=loader):
             is_quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
-            if is_quoted and _swallows(lines, token.start_mark.line, token.end_mark.line):
+            if is_quoted and _covers_key_line(lines, token.start_mark.line, token.end_mark.line):
                 return token.start_mark.line, token.start_mark.column
     except yaml.MarkedYAMLError as found:
         error = found
@@ -87,7 +87,7 @@ def _open_quote(error: yaml.MarkedYAMLError, text: str, loader: type) -> tuple[i
     return (begin.line, begin.column) if begin.line < end.line else None
 
 
-def _swallows(lines: list[str], first: int, last: int) -> bool:
+def _covers_key_line(lines: list[str], first: int, last: int) -> bool:
     """Return whether one of the lines below the first looks like a key or an element of a list."""
     return any(_KEY_LINE.match(line) for line in lines[first + 1 : last + 1])
 
@@ -136,13 +136,13 @@ def _describe(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str, str]:
         return f"the quoted text{opened} is not closed", "", "add the closing quote"
     if "expected ':'" in problem:
         place = begin if begin is not None else place
-        return _no_key(place.line if place is not None else number)
+        return _missing_key_problem(place.line if place is not None else number)
     if "did not find expected key" in problem:
         return _indentation_message(lines, number)
     return message, "", "put the value in quotes, if it is a text"
 
 
-def _no_key(number: int) -> tuple[str, str, str]:
+def _missing_key_problem(number: int) -> tuple[str, str, str]:
     return f"line {number + 1} is not 'key: value'", "", "write 'key: value', or put the text behind its key"
 
 
@@ -166,7 +166,7 @@ def _indentation_message(lines: list[str], number: int) -> tuple[str, str, str]:
     if begin in columns or not columns:
         above = next((at for at in range(number - 1, -1, -1) if lines[at].strip()), None)
         if above is not None and not re.search(r":(\s|$)|^\s*(#|- )", lines[above]):
-            return _no_key(above)
+            return _missing_key_problem(above)
         what = "the indentation, or the kind of this line, does not fit the lines above"
         return what, "", "indent it as its neighbours"
     allowed = ", ".join(str(column) for column in columns)

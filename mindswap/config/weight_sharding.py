@@ -6,7 +6,7 @@
 import math
 from dataclasses import dataclass
 
-from mindswap.config.nodes import Document, is_whole_number
+from mindswap.config.nodes import Document, is_int
 from mindswap.config.pipeline_layout import read_pipeline
 from mindswap.errors import GraphError
 
@@ -170,7 +170,7 @@ class WeightSharding:
         return is_wide and num_shards == 1 and not is_expert_weight(name)
 
 
-WHOLE = WeightSharding()  # all weights unsharded
+UNSHARDED = WeightSharding()  # all weights unsharded
 
 
 def shards_weights(document: Document) -> bool:
@@ -193,14 +193,14 @@ def read_weight_sharding(document: Document) -> WeightSharding:
     tensor_ranks = document.count("parallel_config", "model_parallel")
 
     def limited(num_ranks: int) -> int:
-        if not is_whole_number(size) or size <= 1 or size > num_ranks:
+        if not is_int(size) or size <= 1 or size > num_ranks:
             return num_ranks
         return size if num_ranks % size == 0 else 1  # "can not be applied": the weight stays unsharded
 
     return WeightSharding(
         num_ranks=limited(ranks),
         num_unsharded_ranks=limited(ranks * tensor_ranks),
-        threshold_bytes=(threshold if is_whole_number(threshold) and threshold >= 0 else DEFAULT_THRESHOLD_KIB) * KIB,
+        threshold_bytes=(threshold if is_int(threshold) and threshold >= 0 else DEFAULT_THRESHOLD_KIB) * KIB,
         is_released=document.value(*OPTIMIZER_CONFIG, "optimizer_level") == "level3",
         stride=tensor_ranks,
         num_expert_copies=num_expert_copies(document),

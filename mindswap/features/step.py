@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindswap.config.nodes import Document
-from mindswap.config.pipeline_layout import SCHEDULER_PATH, find_sequence_faults
+from mindswap.config.pipeline_layout import SCHEDULER_PATH, find_sequence_problems
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.config.step_settings import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
@@ -123,7 +123,7 @@ def settings_of(document: Document) -> StepSettings:
         SimulationError: the simulator does not support a setting; with its location in the configuration.
     """
     settings = read_step_settings(document)
-    fault = next(find_sequence_faults(document), None)
+    fault = next(find_sequence_problems(document), None)
     if fault is not None:
         raise SimulationError(
             f"{fault.location}: {fault.message}\n    allowed: {fault.allowed}\n    fix:     {fault.fix}"

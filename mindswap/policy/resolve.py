@@ -37,7 +37,7 @@ class Setting(Enum):
 
 
 # Options whose entries apply to full layers.
-WHOLE_LAYER_SETTINGS = (Setting.LAYER_SWAP, Setting.RECOMPUTE, Setting.OUTPUT_RECOMPUTE)
+FULL_LAYER_SETTINGS = (Setting.LAYER_SWAP, Setting.RECOMPUTE, Setting.OUTPUT_RECOMPUTE)
 # Options whose entries match primitives only, because cells do not communicate.
 PRIMITIVE_SETTINGS = (Setting.SELECT_COMM_RECOMPUTE, Setting.SELECT_COMM_RECOMPUTE_EXCLUDE)
 
@@ -293,7 +293,7 @@ def _entries(policy: Policy, layer_index: int) -> Iterator[Entry]:
 
 
 def _find_entry_matches(entry: Entry, layer: CellNode) -> Iterator[EntryMatch]:
-    matches = (Match((), layer),) if entry.setting in WHOLE_LAYER_SETTINGS else match_pattern(entry.pattern, layer)
+    matches = (Match((), layer),) if entry.setting in FULL_LAYER_SETTINGS else match_pattern(entry.pattern, layer)
     for match in matches:
         if match.node.is_primitive or entry.setting not in PRIMITIVE_SETTINGS:
             yield EntryMatch(entry, match)

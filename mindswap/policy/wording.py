@@ -44,8 +44,15 @@ def format_names(names: Iterable[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def closest_names(name: str, candidates: Iterable[str], limit: int = 1, least: float = 0.0) -> list[str]:
-    """The candidates that are most like a name in any case, best first; `least` is how like, from 0 to 1 (difflib)."""
+def closest_names(name: str, candidates: Iterable[str], limit: int = 1, min_similarity: float = 0.0) -> list[str]:
+    """Return the candidates most similar to a name, ignoring case, best first.
+
+    Args:
+        name: the name.
+        candidates: names to choose from.
+        limit: maximum number of results.
+        min_similarity: minimum similarity, from 0 to 1 (ratio of difflib).
+    """
     matcher = difflib.SequenceMatcher(b=name.lower()[:MAX_COMPARED_CHARS], autojunk=False)
     best: list[tuple[float, str]] = []
     for candidate in candidates:
@@ -53,7 +60,7 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 1, least: f
         worst = best[-1][0] if len(best) == limit else -1.0
         like = 1.0
         for at_most in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio):  # ever dearer, ever closer
-            if (like := min(like, at_most())) < least or like <= worst:
+            if (like := min(like, at_most())) < min_similarity or like <= worst:
                 break
         else:
             best = sorted([*best, (like, candidate)], key=lambda pair: -pair[0])[:limit]

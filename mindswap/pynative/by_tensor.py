@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.policy.cell_tree import is_within
-from mindswap.policy.formats.mindformers2.conversion import Swapped
+from mindswap.policy.formats.mindformers2.conversion import SwapTargets
 from mindswap.policy.formats.mindformers2.effect import SettingsEffect
 from mindswap.policy.formats.mindformers2.renaming import to_2x_path
 from mindswap.policy.formats.mindformers2.tables import LayerPaths
@@ -78,7 +78,7 @@ def treatment_in_2x(trace: Trace, effect: SettingsEffect) -> StorageTreatment:
     return StorageTreatment(frozenset(moved), frozenset(recomputed))
 
 
-def choose_2x(trace: Trace, targets: frozenset[int], layer_paths: LayerPaths, num_layers: int) -> Swapped:
+def choose_2x(trace: Trace, targets: frozenset[int], layer_paths: LayerPaths, num_layers: int) -> SwapTargets:
     """Choose settings of 2.x that swap these storages, as closely as full cells and operators can express it.
 
     Args:
@@ -99,7 +99,7 @@ def choose_2x(trace: Trace, targets: frozenset[int], layer_paths: LayerPaths, nu
     return _choose(trace, targets, candidates)
 
 
-def choose_1_9(trace: Trace, targets: frozenset[int], is_nameable: Callable[[str], bool]) -> Swapped:
+def choose_1_9(trace: Trace, targets: frozenset[int], is_nameable: Callable[[str], bool]) -> SwapTargets:
     """Choose settings of 1.9 that swap these storages.
 
     Args:
@@ -191,7 +191,7 @@ def _producers_of_copies(trace: Trace) -> dict[int, int]:
     return copy_producers
 
 
-def _choose(trace: Trace, targets: frozenset[int], candidates: Mapping[tuple[int, str], set[int]]) -> Swapped:
+def _choose(trace: Trace, targets: frozenset[int], candidates: Mapping[tuple[int, str], set[int]]) -> SwapTargets:
     """Choose the largest cells that swap almost only targets, and otherwise cells inside them."""
 
     def size(storages: Iterable[int]) -> int:
@@ -214,7 +214,7 @@ def _choose(trace: Trace, targets: frozenset[int], candidates: Mapping[tuple[int
     for layer in sorted({layer for layer, _ in candidates}):
         for path in chosen(layer, ""):
             paths.setdefault(path, []).append(layer)
-    return Swapped(tuple(paths.pop("", ())), {path: tuple(layers) for path, layers in paths.items()})
+    return SwapTargets(tuple(paths.pop("", ())), {path: tuple(layers) for path, layers in paths.items()})
 
 
 def _paths(operator: Operator) -> list[str]:

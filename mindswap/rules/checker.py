@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.config.findings import misused_ignore, split_ignored
+from mindswap.config.findings import find_ignore_problems, split_ignored
 from mindswap.config.nodes import Document, key_text, to_data
 from mindswap.config.pipeline_layout import SEQUENCE_KEY
 from mindswap.config.problem import Problem, find_errors, sort_problems
@@ -78,7 +78,7 @@ def check_document(
     environ: Mapping[str, str] | None = None,
     ignore: Collection[str] = (),
     silence: Collection[str] = (),
-    is_run: bool = False,
+    is_training_start: bool = False,
 ) -> CheckResult:
     """Check a configuration of MindFormers 1.9 with all rules. One of 2.x gets a single error about its format.
 
@@ -89,7 +89,7 @@ def check_document(
         environ: environment variables of the run; None for those of the user's shell.
         ignore: rules whose problems are dropped.
         silence: rules whose warnings are suppressed, in addition to `mindswap.ignore`.
-        is_run: whether a training starts; with swap off, errors of MindFormers are then warnings.
+        is_training_start: whether a training starts; with swap off, errors of MindFormers are then warnings.
     """
     format_problem = wrong_form_problem(document)
     if format_problem is not None:
@@ -105,7 +105,7 @@ def check_document(
         trees = load_layer_trees(model_section(document), num_layers)
     coverage = Coverage(trees) if trees is not None else None
     variables = user_environment() if environ is None else environ
-    return _check(Context(document, settings, coverage, variables, is_run), find_rules(), ignore, silence)
+    return _check(Context(document, settings, coverage, variables, is_training_start), find_rules(), ignore, silence)
 
 
 def check_shape(document: Document, num_layers: int | None = None) -> CheckResult:
@@ -135,12 +135,12 @@ def check_before_network(document: Document, environ: Mapping[str, str]) -> Chec
         PolicyError: with all problems, if an error does not depend on the network. With swap off, errors of MindFormers
             are left to it, because mindswap must not stop such a run.
     """
-    result = check_document(document, environ=environ, is_run=True)
+    result = check_document(document, environ=environ, is_training_start=True)
     if any(problem.rule not in MODEL_RULES for problem in result.errors):
         raise PolicyError(result.problems)
     if result.policy is not None:
         return result
-    return check_document(document, environ=environ, ignore=MODEL_RULES, is_run=True)
+    return check_document(document, environ=environ, ignore=MODEL_RULES, is_training_start=True)
 
 
 def load_policy(source: str | os.PathLike[str] | Mapping[str, Any]) -> Policy:
@@ -162,7 +162,7 @@ def load_policy(source: str | os.PathLike[str] | Mapping[str, Any]) -> Policy:
 
 def policy_of_document(document: Document) -> Policy:
     """Return the policy of a parsed configuration. Raises as `load_policy`."""
-    return check_document(document, environ={}, is_run=True).require_policy()
+    return check_document(document, environ={}, is_training_start=True).require_policy()
 
 
 def require_num_layers(document: Document, num_layers: int | None, prefix: str = "") -> int:
@@ -211,7 +211,7 @@ def missing_num_layers(document: Document) -> str:
     path = ("model", "model_config")
     section = document.get(*path)
     keys = [key_text(entry.key) for entry in section.unique_entries()] if section is not None else []
-    near = closest_names(NUM_LAYERS_KEYS[0], keys, least=0.7)
+    near = closest_names(NUM_LAYERS_KEYS[0], keys, min_similarity=0.7)
     fix = f"write '{NUM_LAYERS_KEYS[0]}' in place of '{near[0]}'" if near else f"add '{NUM_LAYERS_KEYS[0]}: N' there"
     location = document.location_of(*path, *near) if section is not None else document.location_of(path[0])
     others = ", ".join(NUM_LAYERS_KEYS[1:])
@@ -268,5 +268,5 @@ def check_pynative(
     effect = compute_effect(settings, model)
     rules, context = find_rules_2x(), Context2x(document, settings, effect, mindformers)
     problems = (problem for rule in rules.values() for problem in rule.check(context))
-    all_problems = (*document.problems, *problems, *misused_ignore(document, rules))
+    all_problems = (*document.problems, *problems, *find_ignore_problems(document, rules))
     return PynativeCheck(effect, *split_ignored(document, all_problems, (), silence))

@@ -122,7 +122,9 @@ class Context:
     settings: PolicySettings  # its statements
     coverage: Coverage | None = None  # matches patterns in the model; None if the model is not known
     environ: Mapping[str, str] = field(default_factory=dict)  # environment variables
-    is_run: bool = False  # check at the start of a training: with swap off, errors of MindFormers are left to it
+    is_training_start: bool = (
+        False  # check at the start of a training: with swap off, errors of MindFormers are left to it
+    )
     # derived: recomputed operators; None if the model is not known
     recompute: "RecomputeIndex | None" = field(init=False)
 
@@ -136,7 +138,7 @@ class Context:
         return self.settings.num_layers
 
     @property
-    def error_with_swap(self) -> Level:
+    def swap_error_level(self) -> Level:
         """Level of problems that matter with swap only: a warning while swap is off."""
         return Level.ERROR if self.settings.is_swap_enabled else Level.WARNING
 
@@ -160,17 +162,17 @@ class Context:
         return replace(self, settings=replace(self.settings, recompute=statements))
 
     @property
-    def stop_level(self) -> Level:
+    def refusal_level(self) -> Level:
         """Level of settings that stop MindFormers or MindSpore: an error.
 
         A warning in a run with swap off, which mindswap must not stop.
         """
-        return Level.WARNING if self.is_left_to_mindformers else Level.ERROR
+        return Level.WARNING if self.leaves_errors_to_mindformers else Level.ERROR
 
     @property
-    def is_left_to_mindformers(self) -> bool:
+    def leaves_errors_to_mindformers(self) -> bool:
         """Whether a training begins with swap off."""
-        return self.is_run and not self.settings.is_swap_enabled
+        return self.is_training_start and not self.settings.is_swap_enabled
 
     def overlap(self, left: Statement, right: Statement) -> StatementOverlap | None:
         """Return the overlap of two statements; None if they share no operator.

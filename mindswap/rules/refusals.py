@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.config.findings import Finding
-from mindswap.config.nodes import Document, DocumentNode, is_whole_number, to_data
+from mindswap.config.nodes import Document, DocumentNode, is_int, to_data
 from mindswap.config.pipeline_layout import SCHEDULER_PATH
 from mindswap.config.problem import Location
 from mindswap.config.source import FOLDER_RULE
@@ -47,10 +47,10 @@ class Values:
     `model.x` stands for `model.model_config.x`, where x may be a word of `SYNONYMS`.
     """
 
-    def __init__(self, document: Document, is_swap_enabled: bool = False, is_run: bool = False):
+    def __init__(self, document: Document, is_swap_enabled: bool = False, is_training_start: bool = False):
         self.document = document
         self.is_swap_enabled = is_swap_enabled
-        self.is_run = is_run  # options of the command line may replace values of the file
+        self.is_training_start = is_training_start  # options of the command line may replace values of the file
 
     def __call__(self, path: str, default: Any = None) -> Any:
         """Return the value at a path as plain data; `default` where it is missing or null."""
@@ -83,10 +83,10 @@ class Values:
     def count(self, path: str) -> int:
         """Return a positive whole number; 1 for what is missing or anything else."""
         value = self(path)
-        return value if is_whole_number(value) and value >= 1 else 1
+        return value if is_int(value) and value >= 1 else 1
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether this is the file of a training, where a missing key has MindFormers' default.
 
         A fragment has none, nor has a file whose model is in a folder that cannot be read here.
@@ -186,24 +186,24 @@ class Refusal:
 
 def find_refusals(context: Context, refusals: Sequence[Refusal]) -> Iterator[Finding]:
     """Yield a finding for each refusal whose condition holds in a configuration that trains."""
-    values = Values(context.document, context.settings.is_swap_enabled, context.is_run)
+    values = Values(context.document, context.settings.is_swap_enabled, context.is_training_start)
     if values("run_mode") in OTHER_MODES:
         return
     for refusal in refusals:
         path, node, location = values.locate((refusal.at,) if isinstance(refusal.at, str) else refusal.at)
         is_read = refusal.is_always_read or values.is_parallel or path.partition(".")[0] != "parallel"
-        if not is_read or not _is_so(refusal.holds, values):
+        if not is_read or not _is_true(refusal.holds, values):
             continue
         message, allowed, fix = (_text(text, values) for text in (refusal.message, refusal.allowed, refusal.fix))
         for part in refusal.parts(values) if refusal.parts is not None and node is not None else [Part(())]:
             part_path, written, place = find_part(part, path, node, location)
             part_fix = (part.fix or fix).replace("{key}", part_path.rpartition(".")[2])
             yield Finding(
-                place, f"{part_path}:{written} {message}", part.allowed or allowed, part_fix, context.stop_level
+                place, f"{part_path}:{written} {message}", part.allowed or allowed, part_fix, context.refusal_level
             )
 
 
-def _is_so(condition: Callable[[Any], bool], argument: Any) -> bool:
+def _is_true(condition: Callable[[Any], bool], argument: Any) -> bool:
     """Return whether a condition holds; with a value of a wrong type it does not: types are refused by themselves."""
     try:
         return bool(condition(argument))
@@ -255,7 +255,7 @@ def of_elements(
         if not isinstance(elements, list) or not where(v):
             return []
         return [
-            Part((index, key) if key else (index,)) for index, item in enumerate(elements) if _is_so(is_wrong, item)
+            Part((index, key) if key else (index,)) for index, item in enumerate(elements) if _is_true(is_wrong, item)
         ]
 
     return of_parts(name, at, parts, message, allowed, fix)
@@ -271,7 +271,7 @@ def is_bool(value: object) -> bool:
 
 def is_positive(value: object) -> bool:
     """Return whether a value is a whole number of 1 or more."""
-    return is_whole_number(value) and value >= 1
+    return is_int(value) and value >= 1
 
 
 def is_number(value: object) -> bool:
@@ -315,11 +315,11 @@ def of_newer(
     return Refusal(name, path, lambda v: v.is_newer and v(path) is not None and holds(v(path)), message, allowed, fix)
 
 
-def lacks_flash(v: Values) -> bool:
+def lacks_flash_attention(v: Values) -> bool:
     """Return whether flash attention is off; legacy models have it off by default, newer ones on."""
-    return not v(FLASH, v.is_newer or not v.is_whole)
+    return not v(FLASH, v.is_newer or not v.is_complete)
 
 
-def is_latent(v: Values) -> bool:
+def has_latent_attention(v: Values) -> bool:
     """Return whether the model has multi-head latent attention."""
     return bool(v("model.multi_latent_attention")) or v.is_written("model.kv_lora_rank")

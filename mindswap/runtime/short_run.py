@@ -123,7 +123,7 @@ def run_config(
     Raises:
         LaunchError: see `derive`.
     """
-    config, changes = derive(with_absolute_paths(_own_data(document), Path.cwd()), wanted, make_data)
+    config, changes = derive(with_absolute_paths(_read_config(document), Path.cwd()), wanted, make_data)
     if kept is not None:
         # Layer indices need `swap: True`, also if only recompute is set.
         cut = replace(truncated_policy(policy, tuple(kept)), is_swap_enabled=True)
@@ -300,7 +300,7 @@ def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
 PATH_KEYS = ("dataset_dir", "dataset_files", "pretrained_model_dir", SPEED_UP)
 
 
-def has_own_data(config: Mapping[str, Any]) -> bool:
+def has_dataset(config: Mapping[str, Any]) -> bool:
     """Return whether the configuration has data: an existing MindRecord, or a loader of another type."""
     loader = _loader(config)
     if loader.get("type", "MindDataset") != "MindDataset":
@@ -316,7 +316,7 @@ def _loader(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return loader if isinstance(loader, dict) else {}
 
 
-def _own_data(document: Document) -> dict[str, Any]:
+def _read_config(document: Document) -> dict[str, Any]:
     """Return the user's configuration with its bases merged and an absolute path of the device file."""
     data = document.data()
     asked = read_cost_settings(document)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mindswap.config.step_settings import LAYERS_NOT_INLINED, StepSettings
-from mindswap.config.weight_sharding import WHOLE, WeightSharding, is_expert_weight
+from mindswap.config.weight_sharding import UNSHARDED, WeightSharding, is_expert_weight
 from mindswap.graph.analysis.collectives import Collective
 from mindswap.graph.analysis.liveness import LayerSample
 from mindswap.graph.analysis.saved_tensors import OperatorNames
@@ -41,7 +41,7 @@ class GradientRule:
     """Memory rule of the weight gradients of a step; sizes are those of full gradients in the dtype of the weight."""
 
     is_summed: bool = False  # accumulated over micro-batches
-    sharding: WeightSharding = WHOLE  # weights that the parallel optimizer shards
+    sharding: WeightSharding = UNSHARDED  # weights that the parallel optimizer shards
     whole: frozenset[GradientKey] = frozenset()  # weights that it leaves unsharded by name
     is_shared: bool = False  # weights are replicated over data parallel ranks
     own: frozenset[GradientKey] = frozenset()  # weights that no other rank has: experts
@@ -126,7 +126,7 @@ def gradient_key(weight: Parameter) -> GradientKey:
     return (0 if weight.layer_index is not None else 1 if weight.is_after_layers else -1), weight.shape
 
 
-def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Parameter, ...]:
+def find_parameters(graph: Graph, sharding: WeightSharding = UNSHARDED) -> tuple[Parameter, ...]:
     """Return the weights that forward reads, in order of first read.
 
     Args:
@@ -152,7 +152,7 @@ def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Par
     return tuple(found.values())
 
 
-def find_tied_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Parameter, ...]:
+def find_tied_parameters(graph: Graph, sharding: WeightSharding = UNSHARDED) -> tuple[Parameter, ...]:
     """Return the weights that are read both before and after the layers, such as an embedding tied to the head.
 
     An operator outside the layers counts as after them from the start of the last layer on, because that layer's

@@ -3,7 +3,7 @@ import yaml
 
 from mindswap.config.parse import parse_document
 from mindswap.errors import PolicyError
-from mindswap.features.plan import require_writable
+from mindswap.features.plan import check_plan_writable
 from mindswap.policy.equivalence import (
     first_recompute_difference,
     retained_layers,
@@ -89,13 +89,13 @@ def test_a_level_of_the_base_is_overruled_in_the_file_itself():
 def test_a_plan_for_a_file_with_that_level_is_not_refused():
     text = TEXT.replace("swap: False", "swap: True, op_swap: []")
     assert [p.rule for p in check_document(parse_document(text, "x")).errors] == ["memory-optimize-level"]
-    require_writable(parse_document(TEXT, "x.yaml"))
+    check_plan_writable(parse_document(TEXT, "x.yaml"))
     assert check_document(with_swap_enabled(parse_document(TEXT, "x.yaml"))).errors == ()
 
 
 def test_what_no_plan_can_mend_is_said_at_its_line_before_planning():
     with pytest.raises(PolicyError) as error:
-        require_writable(parse_document(TEXT.replace("mode: 0", "mode: 0\n  max_device_memory: 58"), "x.yaml"))
+        check_plan_writable(parse_document(TEXT.replace("mode: 0", "mode: 0\n  max_device_memory: 58"), "x.yaml"))
     assert [str(problem.location) for problem in error.value.problems] == ["x.yaml:4:22"]
 
 

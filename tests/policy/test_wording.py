@@ -10,9 +10,9 @@ def test_closest_names():
 
 def test_names_that_are_not_alike_enough_are_left_out():
     # 2 times the letters that match, by the letters of both: 6/7, and 4/8.
-    assert closest_names("mull", ["mul", "wall"], 2, least=0.5) == ["mul", "wall"]
-    assert closest_names("mull", ["mul", "wall"], 2, least=0.51) == ["mul"]
-    assert closest_names("x", ["mul"], least=0.1) == []
+    assert closest_names("mull", ["mul", "wall"], 2, min_similarity=0.5) == ["mul", "wall"]
+    assert closest_names("mull", ["mul", "wall"], 2, min_similarity=0.51) == ["mul"]
+    assert closest_names("x", ["mul"], min_similarity=0.1) == []
 
 
 def test_of_long_names_the_beginning_counts():

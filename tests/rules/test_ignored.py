@@ -1,4 +1,4 @@
-from mindswap.config.findings import misused_ignore, split_ignored
+from mindswap.config.findings import find_ignore_problems, split_ignored
 from mindswap.config.problem import Level, Location, Problem
 from tests.builders import document
 
@@ -20,8 +20,8 @@ def test_only_warnings_are_silenced_and_both_parts_are_in_order():
 
 
 def test_what_is_no_list_and_what_is_no_rule():
-    assert [(p.level, p.fix) for p in misused_ignore(document("mindswap: {ignore: overlap}"), {"overlap"})] == [
+    assert [(p.level, p.fix) for p in find_ignore_problems(document("mindswap: {ignore: overlap}"), {"overlap"})] == [
         (Level.ERROR, "ignore: [overlap]")
     ]
-    found = list(misused_ignore(document("mindswap: {ignore: [overlap, overlp]}"), {"overlap"}))
+    found = list(find_ignore_problems(document("mindswap: {ignore: [overlap, overlp]}"), {"overlap"}))
     assert [(p.level, p.location.column, p.allowed) for p in found] == [(Level.WARNING, 30, "overlap")]

@@ -27,7 +27,7 @@ def test_the_names_that_a_run_has_for_parallel_modes_are_taken(mode: str) -> Non
     splits = {"data_parallel": 2, "pipeline_stage": 1 if mode == "data_parallel" else 2, "micro_batch_num": 2}
     parallel = {"parallel_mode": mode, "enable_parallel_optimizer": mode != "data_parallel"}
     config = {"use_parallel": True, "parallel": parallel, "parallel_config": splits, "swap_config": {"swap": True}}
-    assert check_document(document_from_data(config, "command line"), is_run=True).errors == ()
+    assert check_document(document_from_data(config, "command line"), is_training_start=True).errors == ()
 
 
 @pytest.mark.parametrize("case", [*CASES, *read_cases(OTHERS)], ids=str)
@@ -95,7 +95,7 @@ def test_a_mistyped_run_mode_hides_no_other_mistake() -> None:
 
 def test_a_run_may_replace_the_mode_of_its_file() -> None:
     document = parse_document("run_mode: pretrain\nswap_config: {swap: True}", "x.yaml")
-    assert check_document(document, is_run=True).errors == ()
+    assert check_document(document, is_training_start=True).errors == ()
 
 
 @pytest.mark.parametrize(("value", "fix"), [("1", "{key}: 1.0"), ("1e-8", "{key}: 1.0e-8"), ("3%", ""), (True, "")])

@@ -49,7 +49,7 @@ def test_a_configuration_that_mindformers_completed_is_refused_nothing(name: str
 
     document = load_document(ROOT / name)
     data = completed(ROOT / name) | {"swap_config": {"swap": True, "default_prefetch": 1, "layer_swap": None}}
-    checked = check_document(document_from_data(data, "command line", base=document), is_run=True)
+    checked = check_document(document_from_data(data, "command line", base=document), is_training_start=True)
     assert [problem for problem in checked.errors if problem.rule.endswith("-refused")] == []
 
 

@@ -280,8 +280,10 @@ def optimizer(config: Any, rate: Any = 0.1) -> None:
 def muon(config: Any) -> None:
     """Make Muon as far as it looks at the model."""
     kind = by_name("mindformers.core.optim.muon.Muon")
-    is_latent = config.model.model_config.model_type == "deepseek_v3"
-    checked = SimpleNamespace(get_gpt_transformer_config=lambda: SimpleNamespace(multi_latent_attention=is_latent))
+    has_latent_attention = config.model.model_config.model_type == "deepseek_v3"
+    checked = SimpleNamespace(
+        get_gpt_transformer_config=lambda: SimpleNamespace(multi_latent_attention=has_latent_attention)
+    )
     with mock.patch("mindformers.core.optim.muon.is_legacy_model", return_value=False):
         if config.optimizer.get("swap"):
             kind(parameters(), swap=True)

@@ -11,7 +11,7 @@ from mindswap.config.source import load_document
 from mindswap.errors import GraphError
 from mindswap.features.inspect import inspect_memory
 from mindswap.features.step import load_step
-from mindswap.features.verify import NOTHING_ASKED, verify
+from mindswap.features.verify import NO_REQUEST, verify
 from mindswap.steps import compile_cache as cache
 from mindswap.steps.recorded import require_compilable
 
@@ -44,7 +44,7 @@ def test_pynative_mode_has_no_compiled_graph_to_read(tmp_path, read, instead):
 def test_with_nothing_asked_there_is_nothing_to_refuse(tmp_path):
     path = write(tmp_path, PYNATIVE.replace("swap: True", "swap: False"))
     found = verify(path)
-    assert (found.text, found.matches_policy, found.data["ok"]) == (NOTHING_ASKED, True, True)
+    assert (found.text, found.matches_policy, found.data["ok"]) == (NO_REQUEST, True, True)
 
 
 @pytest.mark.parametrize("read", [inspect_memory, load_step])

@@ -145,9 +145,9 @@ def _build(config_path, policy, layers, placement):
     if not config.get("use_legacy", True):
         if layers is None and not policy.is_swap_enabled:
             keep_stages = recompute_by_stage(**_stage_arguments(config))
-        _use_one_stage(config)  # the models compare the number of stages with the ranks of one stage
+        _keep_single_stage(config)  # the models compare the number of stages with the ranks of one stage
         if not is_sharded:
-            _use_one_rank(config)
+            _keep_single_rank(config)
     # One process without communication: in any other mode the newer models initialize it.
     config.use_parallel = False
     config.context.device_target = "CPU"
@@ -219,7 +219,7 @@ def _truncate_layers(config, layers: Sequence[int]) -> int:
     before = max((model[key] for key in keys), default=len(layers))
     model.update(dict.fromkeys(keys, len(layers)))
     _truncate_layer_kinds(model, layers)
-    _use_one_stage(config)
+    _keep_single_stage(config)
     return before
 
 
@@ -245,7 +245,7 @@ def _stage_arguments(config) -> dict[str, Any]:
     return {"num_stages": config.parallel_config.pipeline_stage or 1, "num_chunks": chunks, "offset": model.offset or 0}
 
 
-def _use_one_stage(config) -> None:
+def _keep_single_stage(config) -> None:
     model = config.model.model_config
     model.offset = 0
     # MindFormers assigns layers to chunks on a single stage, too.
@@ -263,7 +263,7 @@ def _exchange_sizes(network, config, placement) -> ExchangeSizes:
     return exchange_sizes(experts, num_tokens, placement.expert_skew_permille)
 
 
-def _use_one_rank(config) -> None:
+def _keep_single_rank(config) -> None:
     """Disable all splits, because the newer models create communication groups for them in any mode."""
     for key in ("data_parallel", "model_parallel", "context_parallel", "expert_parallel"):
         if key in config.parallel_config:

@@ -122,7 +122,7 @@ def _words(address: int, number: int) -> tuple[int, ...]:
     return struct.unpack(f"{number}Q", ctypes.string_at(address, 8 * number))
 
 
-def _require_known_gradients() -> None:
+def _check_gradients() -> None:
     """Raise ApplyError if this MindSpore differentiates by functions other than the known ones."""
     if not hasattr(composite.base, _GRADIENT) or not hasattr(ms.nn.Cell, _GRADIENT_CELL):
         raise ApplyError(f"mindspore {ms.__version__} differentiates by other functions: swap would be unsafe")
@@ -135,7 +135,7 @@ def pointer_offsets() -> tuple[int, ...]:
     Raises:
         ApplyError: if this MindSpore has another layout, or differentiates by other functions.
     """
-    _require_known_gradients()
+    _check_gradients()
     tensor = ms.Tensor(ms.mint.ones((8,)) * 2)
     data = tensor.untyped_storage().data_ptr()
     with Path("/proc/self/mem").open("rb", 0) as memory:  # reading unmapped memory fails without a crash

@@ -83,7 +83,7 @@ def _take_plan(state: State, answer: TrainingPlan | NothingFits) -> Next:
         need = f": at least {format_bytes(least)} are needed" if least is not None else ""
         return _end(state, 1, f"no plan fits {format_bytes(state.budget_bytes)}{need}")
     if answer.key in state.out_of_memory or _is_beyond_limit(state, answer):
-        return _plan_again(_tighten(state, answer), f"a plan like one that ran out of memory ({answer.key})")
+        return _replan(_tighten(state, answer), f"a plan like one that ran out of memory ({answer.key})")
     peak = f"predicted peak {format_bytes(answer.peak_bytes)} of {format_bytes(state.budget_bytes)}"
     time = f", {format_time(answer.step_time_ns)} a step (simulated)" if answer.step_time_ns else ""
     return _start(state, answer, f"plan {answer.key}: {peak}{time}")
@@ -179,10 +179,10 @@ def _out_of_memory(state: State, event: Ended) -> Next:
     said = f"worker {event.worker} ran out of memory at step {event.step}{missing}: {event.text}"
     if _has_no_restart(state):
         return _give_up(state, said)
-    return _plan_again(state, f"{said}\nbudget {format_bytes(before)} -> {format_bytes(state.budget_bytes)}")
+    return _replan(state, f"{said}\nbudget {format_bytes(before)} -> {format_bytes(state.budget_bytes)}")
 
 
-def _plan_again(state: State, reason: str) -> Next:
+def _replan(state: State, reason: str) -> Next:
     if state.budget_bytes <= 0:
         return _take_plan(state, NothingFits(None))
     return state, RunPlanner(state.budget_bytes, reason)

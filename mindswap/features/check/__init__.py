@@ -99,7 +99,7 @@ def refuse_unknown_rules(option: str, names: Collection[str]) -> None:
     lines = []
     for name in dict.fromkeys(names):
         if name not in known:
-            near = " or ".join(closest_names(name, known, 3, least=0.5))
+            near = " or ".join(closest_names(name, known, 3, min_similarity=0.5))
             fix = f"write {near}" if near else "one of the words in brackets behind warnings, which docs/rules.md lists"
             lines.append(f"{option} {name}: there is no such rule\n    fix:     {fix}")
     if lines:
@@ -112,7 +112,7 @@ def _check_2x(document: Document, num_layers: int | None, ignore: Collection[str
     effect, problems = checked.effect, checked.problems
     layers = format_layers_2x(effect) if not checked.errors and effect.layers else ""
     data = settings_effect_to_json(effect, problems)
-    notes = pynative_notes(effect, is_release_known=mindformers.startswith("2."))
+    notes = pynative_notes(effect, has_known_release=mindformers.startswith("2."))
     return CheckedConfig(ConfigFormat.PYNATIVE, problems, checked.ignored, notes, layers, data)
 
 

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     for number, path in enumerate(args.configs):
         if len(args.configs) > 1:
             print_text(("\n" if number else "") + escape(f"== {path}"))
-        codes.append(_check_one(args, path))
+        codes.append(_check_file(args, path))
     return max(codes)
 
 
@@ -69,7 +69,7 @@ def _read_stdin() -> Document:
     return with_form(parse_document(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), STDIN))
 
 
-def _check_one(args: argparse.Namespace, path: str) -> int:
+def _check_file(args: argparse.Namespace, path: str) -> int:
     is_piped = path == "-"
     document = _read_stdin() if is_piped else load_document(path)
     names = NameSource.TABLE if args.table else NameSource.NETWORK if args.network else NameSource.EITHER

@@ -95,7 +95,7 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
     dropped = dict(_ineffective_flags(document))
     flags: dict[str, Any] = {name: RECOMPUTE_FLAGS[name] for name in dropped}
     policy = replace(as_applied(expansion.policy, trees), **flags)
-    shorter = _without_whole(policy, num_layers)
+    shorter = _without_recomputed_layers(policy, num_layers)
     policy = policy if first_recompute_difference(policy, shorter, num_layers, trees) else shorter
     problems = list(dropped.values())
     for named in find_excluded_cells(expansion.statements, trees) if trees is not None else ():
@@ -123,14 +123,14 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
     return Converted(sections, sort_problems(problems), policy, COMMENTS)
 
 
-def known_trees(document: Document, checked: CheckResult) -> LayerTrees | None:
+def load_known_trees(document: Document, checked: CheckResult) -> LayerTrees | None:
     """Return the layers from a table; if operators are excluded and there is no table, from the real network."""
     if is_empty(document.get("recompute_config", EXCLUDE)):
         return checked.trees
     return find_layer_trees(document.file, checked.trees, checked.num_layers)
 
 
-def _without_whole(policy: Policy, num_layers: int) -> Policy:
+def _without_recomputed_layers(policy: Policy, num_layers: int) -> Policy:
     """Return the policy without selected operators in fully recomputed layers, where they have no effect."""
     changes: dict[str, Any] = {}
     whole = set(policy.layer_recompute.resolve(num_layers))

@@ -60,7 +60,7 @@ def doctor_to_json(facts: MachineFacts, findings: Sequence[Diagnosis]) -> dict[s
 
 
 def _versions(facts: MachineFacts) -> str:
-    found = [f"mindswap {facts.software.own_version}"]
+    found = [f"mindswap {facts.software.mindswap_version}"]
     for name in ("mindspore", "mindformers"):
         version = facts.software.version(name)
         found.append(f"{name} {version}" if version else f"no {name}")

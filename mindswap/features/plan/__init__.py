@@ -382,7 +382,7 @@ def budget_warning(step: LoadedStep, budget_bytes: int) -> str:
     return f"{limit.source}, is {format_bytes(limit.size_bytes)}, less than the budget: raise it, or plan for less"
 
 
-def require_writable(document: Document) -> None:
+def check_plan_writable(document: Document) -> None:
     """Reject a configuration that has errors with any plan written into it, before the search starts.
 
     Raises:

@@ -16,7 +16,7 @@ from mindswap.config.render import block_lines
 from mindswap.config.source import BASE_CONFIG, load_document, with_model_of_folder
 from mindswap.config.step_settings import StepSettings
 from mindswap.errors import MindswapError
-from mindswap.features.plan import StepPlan, make_problem, require_writable
+from mindswap.features.plan import StepPlan, check_plan_writable, make_problem
 from mindswap.features.plan.strategies import (
     capture_key,
     file_batch,
@@ -134,7 +134,7 @@ def plan_batches(
         PolicyError: the configuration has errors.
     """
     document = load_document(config)
-    require_writable(document)
+    check_plan_writable(document)
     raw = Path(config).read_bytes()
     text = raw.decode("utf-8", "surrogatepass")
     if parse_document(raw, config).get(BASE_CONFIG) is not None:  # a path relative to the folder of this file

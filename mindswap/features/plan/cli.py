@@ -25,10 +25,10 @@ from mindswap.errors import PlanError
 from mindswap.features.plan import (
     StepPlan,
     budget_warning,
+    check_plan_writable,
     find_budget,
     make_plan,
     objective_warning,
-    require_writable,
     sweep,
 )
 from mindswap.features.plan.batches_cli import (
@@ -246,7 +246,7 @@ def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
     if args.trace is not None:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")
     if document is not None and is_written:
-        require_writable(document)
+        check_plan_writable(document)
     config = document or args.config
     return load_step(config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
 

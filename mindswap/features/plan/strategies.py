@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from mindswap.config.nodes import Document, is_whole_number
+from mindswap.config.nodes import Document, is_int
 from mindswap.config.parse import parse_document
 from mindswap.config.pipeline_layout import Layout
 from mindswap.config.section_edits import rewrite_section
@@ -126,10 +126,10 @@ def strategy_space(
         counts=counts,
         num_layers=num_layers,
         num_chunks=settings.pipeline.num_chunks,
-        divisible=tuple(number for number in sharded_sizes if is_whole_number(number) and number > 0),
+        divisible=tuple(number for number in sharded_sizes if is_int(number) and number > 0),
         # Expert parallelism must divide the number of experts. If only the class of the model has it, the file's
         # expert parallelism stands for it.
-        num_experts=next((number for number in experts if is_whole_number(number) and number > 1), num_expert_ranks),
+        num_experts=next((number for number in experts if is_int(number) and number > 1), num_expert_ranks),
         max_tensor=cards_per_node,
     )
 

@@ -23,7 +23,7 @@ from mindswap.policy.equivalence import retained_layers
 from mindswap.report.problems import answer_text
 from mindswap.rules.checker import check_document, policy_of
 from mindswap.rules.machine.software import count_cards
-from mindswap.runtime.short_run import RunOptions, SyntheticData, format_config, has_own_data, run_config, switched_off
+from mindswap.runtime.short_run import RunOptions, SyntheticData, format_config, has_dataset, run_config, switched_off
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
 from mindswap.system.children import ask
 from mindswap.system.process_tree import become_subreaper, stop_descendants
@@ -138,7 +138,7 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
     notes = []
 
     def make_data(short: Document) -> SyntheticData | None:
-        if has_own_data(short.data()) and not request.wants_synthetic_data:
+        if has_dataset(short.data()) and not request.wants_synthetic_data:
             return None
         notes.append("The data is random tokens, made for this proof: losses are no measure of the model.")
         request.report_status(f"making data: {wanted.num_steps} steps of random tokens")

@@ -25,7 +25,7 @@ def describe_machine() -> dict[str, str]:
     """Return versions and devices as text."""
     software = gather_software(os.environ)
     return {
-        "mindswap": software.own_version,
+        "mindswap": software.mindswap_version,
         "python": platform.python_version(),
         **{name: software.version(name) or "not installed" for name in ("mindspore", "mindformers", "numpy")},
         "system": platform.platform(),
@@ -54,7 +54,7 @@ def pack(folder: Path) -> Path:
     """Create the archive of the proof in a folder, and return its path."""
     target = folder / ARCHIVE
     with tarfile.open(target, "w:gz") as archive:
-        for path in _whole_files(folder):
+        for path in _complete_files(folder):
             archive.add(path, f"{folder.name}/{path.relative_to(folder)}", recursive=False)
         for log in sorted(folder.glob("*/logs/**/*.log")):
             content = "".join(_telling_lines(log)).encode()[-MAX_LOG_BYTES:]
@@ -64,7 +64,7 @@ def pack(folder: Path) -> Path:
     return target
 
 
-def _whole_files(folder: Path) -> Iterator[Path]:
+def _complete_files(folder: Path) -> Iterator[Path]:
     yield from sorted(path for path in folder.glob("*") if path.suffix in (".json", ".html", ".yaml"))
     for pattern in PROFILE_FILES:
         for path in sorted(folder.glob(f"*/profile/**/ASCEND_PROFILER_OUTPUT/{pattern}")):

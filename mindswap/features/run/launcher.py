@@ -78,7 +78,7 @@ def main(words: list[str] | None = None) -> int:
         usage = ""
         check_configuration(command, job.num_workers)
         with signals_raise():
-            return _run_one(job, command) if job.num_workers == 1 else _run_msrun(job, command)
+            return _run_single_worker(job, command) if job.num_workers == 1 else _run_msrun(job, command)
     except LaunchError as error:
         print_text(f"{usage}{_as_error(error)}", is_message=True)
     except PolicyError as error:
@@ -140,7 +140,7 @@ def _run_msrun(job: Job, command: list[str]) -> int:
     return 0
 
 
-def _run_one(job: Job, command: list[str]) -> int:
+def _run_single_worker(job: Job, command: list[str]) -> int:
     folder = _prepare_folder(job)
     log = worker_log(folder, 0)
     say(f"WORKER_NUM is 1: python runs without msrun, and JOIN has no effect; log: {log.absolute()}")

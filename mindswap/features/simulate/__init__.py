@@ -249,11 +249,11 @@ class LoadedStep:
         is_other = type(self.model) is StepModel and sharding.num_ranks > 1 and has_single_micro_step(self.document)
         if not is_other or sharding.is_cast_after_gather:
             return self
-        return _cast_behind(self)
+        return _move_casts(self)
 
 
 @functools.lru_cache(maxsize=1)
-def _cast_behind(step: LoadedStep) -> LoadedStep:
+def _move_casts(step: LoadedStep) -> LoadedStep:
     """Return the step with weights cast after the all-gather. Cached, because its model caches simulations."""
     settings = step.model.settings
     sharding = replace(settings.sharding, is_cast_after_gather=True)

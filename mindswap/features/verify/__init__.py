@@ -39,7 +39,7 @@ from mindswap.units import format_bytes
 if TYPE_CHECKING:
     from mindswap.adapters.graph.mindformers import Capture
 
-NOTHING_ASKED = "swap is off: nothing to verify in the graph"
+NO_REQUEST = "swap is off: nothing to verify in the graph"
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _verify_graph(
 ) -> Verification:
     """Verify the compiled graph; without swap and recompute return a result that nothing was requested."""
     if not checked.is_swap_enabled and policy == Policy():
-        return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
+        return Verification(True, NO_REQUEST, {"ok": True, "layers": []})
     require_compilable(document, takes_trace=False)
     placement = place_requested_rank(document, rank, checked.num_layers)
     if checked.is_swap_enabled:

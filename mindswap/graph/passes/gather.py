@@ -17,7 +17,7 @@ in KiB, with the stored size on one rank) and tensor_layout.cc (GenerateOptShard
 divisible).
 
 tests/adapters/test_gathered_weights.py compares with graphs of MindSpore 2.9.0. With lazy_inline, which swap requires,
-there are two differences. On one pipeline stage with one micro-batch (`WeightSharding.is_cast_behind`) the stored
+there are two differences. On one pipeline stage with one micro-batch (`WeightSharding.is_cast_after_gather`) the stored
 weight is gathered before its first reader, and its cast is an ordinary operator of the function: swap of the cell
 includes the cast, and recompute of the cell saves the gathered weight, twice as many bytes
 (docs/internals/notes.md#gathered-weights). With level3 a layer that is not recomputed saves the full weight for

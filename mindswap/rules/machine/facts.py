@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mindswap.config.nodes import Document, is_whole_number
+from mindswap.config.nodes import Document, is_int
 from mindswap.config.problem import Level
 from mindswap.config.step_settings import StepSettings, read_step_settings
 from mindswap.files import package_data
@@ -46,9 +46,9 @@ class Software:
     python: tuple[int, int]  # version of the interpreter
     # every copy of a distribution, in the order of the path: the first is the one imported
     packages: Mapping[str, tuple[Package, ...]]
-    # own_version, own_folder: of the mindswap that runs
-    own_version: str
-    own_folder: str
+    # mindswap_version, mindswap_folder: the mindswap that runs
+    mindswap_version: str
+    mindswap_folder: str
     # versions of CANN that the installed MindSpore names as its own; empty if it does not say
     cann_of_mindspore: tuple[str, ...] = ()
     cann: str = ""  # version of CANN, "" for none
@@ -123,7 +123,7 @@ def gather_job(document: Document, environ: Mapping[str, str], num_cards: int) -
     """Facts of a training before it runs; a machine without cards is taken to have as many as usual."""
     if find_format(document) is ConfigFormat.PYNATIVE:
         return CheckedJob(document.file, is_pynative=True)
-    checked = check_document(document, environ=environ, ignore={"lazy-inline-env"}, is_run=True)
+    checked = check_document(document, environ=environ, ignore={"lazy-inline-env"}, is_training_start=True)
     step = read_step_settings(document)
     stated = document.value("load_checkpoint")
     checkpoint = stated if isinstance(stated, str) else ""
@@ -151,7 +151,7 @@ def layer_activation_bytes(seq_length: int, batch_size: int, hidden_size: int, m
 def _swapped_bytes(document: Document, step: StepSettings, policy: Policy | None, num_layers: int | None) -> int:
     """At most: everything of every layer that swap names, for all micro-batches that the first stage holds."""
     hidden = document.value("model", "model_config", "hidden_size")
-    if policy is None or not policy.is_swap_enabled or not is_whole_number(hidden) or not num_layers:
+    if policy is None or not policy.is_swap_enabled or not is_int(hidden) or not num_layers:
         return 0
     swaps: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
     named = union_layers([entry.layers for entry in swaps]).resolve(num_layers)

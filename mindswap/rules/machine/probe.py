@@ -35,8 +35,8 @@ def gather_software(environ: Mapping[str, str], root: Path = Path("/"), path: Se
     return Software(
         python=sys.version_info[:2],
         packages={name: tuple(found) for name, found in packages.items()},
-        own_version=__version__,
-        own_folder=str(Path(__file__).parents[2]),
+        mindswap_version=__version__,
+        mindswap_folder=str(Path(__file__).parents[2]),
         cann_of_mindspore=_cann_of_mindspore(packages.get("mindspore", [])),
         cann=cann,
         cann_folder=cann_folder,

@@ -29,7 +29,7 @@ class Pair:
 
 
 # What `make matrix` tries.
-PAIRS = (
+SUPPORTED_PAIRS = (
     Pair("1.6.0", "2.7.0"),
     Pair("1.7.0", "2.7.1"),
     Pair("1.8.0", "2.7.2"),
@@ -40,14 +40,14 @@ PAIRS = (
 _BEST = "pip install mindformers==1.9.0 mindspore==2.9.0"
 
 
-def is_known_pair(mindformers: str, mindspore: str) -> bool:
+def is_supported_pair(mindformers: str, mindspore: str) -> bool:
     """True if mindswap works with it; a fourth number, such as 2.7.1.post1, makes no difference."""
-    return Pair(_release(mindformers), _release(mindspore)) in PAIRS
+    return Pair(_release(mindformers), _release(mindspore)) in SUPPORTED_PAIRS
 
 
-def describe_pair(mindformers: str) -> str:
+def suggest_pair(mindformers: str) -> str:
     """Advice for a version of MindFormers that mindswap does not know with the MindSpore beside it."""
-    partner = next((pair.mindspore for pair in PAIRS if pair.mindformers == _release(mindformers)), "")
+    partner = next((pair.mindspore for pair in SUPPORTED_PAIRS if pair.mindformers == _release(mindformers)), "")
     return f"pip install mindspore=={partner}, which belongs to it" if partner else _BEST
 
 
@@ -99,11 +99,11 @@ def require_mindformers() -> None:
         )
     mindformers, mindspore = installed_version("mindformers"), installed_version("mindspore")
     is_unknown = not mindformers or not mindspore  # a checkout on the path says nothing of its version
-    if is_unknown or is_known_pair(mindformers, mindspore) or os.environ.get(ANY_VERSION) == "1":
+    if is_unknown or is_supported_pair(mindformers, mindspore) or os.environ.get(ANY_VERSION) == "1":
         return
     raise LaunchError(
         f"mindformers {mindformers} with mindspore {mindspore}: mindswap was never tried with this pair\n"
-        f"    fix: {describe_pair(mindformers)}; {ANY_VERSION}=1 tries it all the same"
+        f"    fix: {suggest_pair(mindformers)}; {ANY_VERSION}=1 tries it all the same"
     )
 
 
@@ -136,8 +136,8 @@ def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
     if not mindspore or not mindformers:
         absent = [name for name, found in (("mindspore", mindspore), ("mindformers", mindformers)) if not found]
         yield diagnosis("not-installed", names=", ".join(absent))
-    elif not is_known_pair(mindformers, mindspore):
-        advice = describe_pair(mindformers)
+    elif not is_supported_pair(mindformers, mindspore):
+        advice = suggest_pair(mindformers)
         yield diagnosis("version-pair", mindformers=mindformers, mindspore=mindspore, advice=advice)
     cann, folder, expected = software.cann, software.cann_folder, software.cann_of_mindspore
     if cann and expected and ".".join(cann.split(".")[:2]) not in expected:
@@ -148,9 +148,11 @@ def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
         yield diagnosis("driver-missing", cann=cann)
     # The mindswap that workers import is the first on their path: another one than this is a trap.
     copies = software.packages.get("mindswap", ())
-    others = ", ".join(f"{one.version} in {one.folder}" for one in copies if one.version != software.own_version)
+    others = ", ".join(f"{one.version} in {one.folder}" for one in copies if one.version != software.mindswap_version)
     if others:
-        yield diagnosis("stale-plugin", version=software.own_version, folder=software.own_folder, others=others)
+        yield diagnosis(
+            "stale-plugin", version=software.mindswap_version, folder=software.mindswap_folder, others=others
+        )
 
 
 def find_in_environment(facts: MachineFacts) -> Iterator[Diagnosis]:

@@ -3,10 +3,18 @@
 from collections.abc import Iterator
 
 from mindswap.config.findings import Finding, rule
-from mindswap.config.nodes import is_whole_number
+from mindswap.config.nodes import is_int
 from mindswap.config.problem import Level
 from mindswap.rules.context import Context
-from mindswap.rules.refusals import FLASH, Refusal, Values, find_refusals, is_latent, lacks_flash, of_newer
+from mindswap.rules.refusals import (
+    FLASH,
+    Refusal,
+    Values,
+    find_refusals,
+    has_latent_attention,
+    lacks_flash_attention,
+    of_newer,
+)
 
 POSITIONS = ("rope", "yarn", "none", "relative", "learned_absolute", "partial_rope")
 # Sizes for which MindFormers has sparse attention (MLATransformerConfig).
@@ -64,14 +72,14 @@ REFUSALS = (
     Refusal(
         "mask-compression",
         ("model.use_eod_attn_mask_compression", "model.use_attn_mask_compression"),
-        lambda v: (v.is_newer or v.is_whole or v.is_written(FLASH)) and lacks_flash(v) and _compresses(v),
+        lambda v: (v.is_newer or v.is_complete or v.is_written(FLASH)) and lacks_flash_attention(v) and _compresses(v),
         "compressed masks need use_flash_attention: True",
         fix="use_flash_attention: True",
     ),
     Refusal(
         "ring-attention",
         "model.use_ring_attention",
-        lambda v: lacks_flash(v) and bool(v("model.use_ring_attention")),
+        lambda v: lacks_flash_attention(v) and bool(v("model.use_ring_attention")),
         "ring attention needs use_flash_attention: True",
         "False",
         "use_flash_attention: True, or {key}: False",
@@ -100,7 +108,7 @@ REFUSALS = (
     Refusal(
         "latent-rope-fusion",
         "model.apply_rope_fusion",
-        lambda v: v.is_newer and bool(v("model.apply_rope_fusion")) and is_latent(v),
+        lambda v: v.is_newer and bool(v("model.apply_rope_fusion")) and has_latent_attention(v),
         "MindFormers has no fused rotary embedding for multi-head latent attention",
         "False",
         "{key}: False",
@@ -108,7 +116,7 @@ REFUSALS = (
     Refusal(
         "latent-interleaved-rope",
         "model.rotary_interleaved",
-        lambda v: v.is_newer and bool(v("model.rotary_interleaved")) and is_latent(v),
+        lambda v: v.is_newer and bool(v("model.rotary_interleaved")) and has_latent_attention(v),
         "MindFormers has no interleaved rotary embedding for multi-head latent attention",
         "False",
         "{key}: False",
@@ -118,7 +126,7 @@ REFUSALS = (
         "model.v_head_dim",
         lambda v: (
             v.is_newer
-            and is_latent(v)
+            and has_latent_attention(v)
             and v("model.qk_nope_head_dim") + v("model.qk_rope_head_dim") < v("model.v_head_dim")
         ),
         "it is more than qk_nope_head_dim and qk_rope_head_dim together",
@@ -135,7 +143,7 @@ REFUSALS = (
     of_newer(
         "nope-interval",
         "nope_layer_interval",
-        lambda value: not is_whole_number(value) or value <= 0,
+        lambda value: not is_int(value) or value <= 0,
         "MindFormers takes a positive integer",
         "an integer, 1 or more",
         "delete it",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mindswap.config.findings import Finding, rule
-from mindswap.config.nodes import is_whole_number
+from mindswap.config.nodes import is_int
 from mindswap.config.problem import Level
 from mindswap.rules.context import Context
 from mindswap.rules.refusals import Refusal, Values, find_refusals, is_number, of_elements
@@ -35,7 +35,7 @@ def _moves_experts(v: Values) -> bool:
 
 
 MOVED = ("model.enable_expert_relocation", "model.print_expert_load")
-ONE_OF_THEM = "print_expert_load and enable_expert_relocation: False"
+DISABLE_RELOCATION = "print_expert_load and enable_expert_relocation: False"
 
 REFUSALS = (
     Refusal(
@@ -175,7 +175,7 @@ REFUSALS = (
     Refusal(
         "dense-frequency",
         FREQUENCY,
-        lambda v: v.is_newer and bool(v(DENSE)) and is_whole_number(v(FREQUENCY)) and v(FREQUENCY) > 1,
+        lambda v: v.is_newer and bool(v(DENSE)) and is_int(v(FREQUENCY)) and v(FREQUENCY) > 1,
         "it cannot be set together with first_k_dense_replace",
         "1",
         "{key}: 1",
@@ -192,7 +192,7 @@ REFUSALS = (
     Refusal(
         "frequency-type",
         FREQUENCY,
-        lambda v: _has(v, FREQUENCY) and not is_whole_number(v(FREQUENCY)) and not isinstance(v(FREQUENCY), list),
+        lambda v: _has(v, FREQUENCY) and not is_int(v(FREQUENCY)) and not isinstance(v(FREQUENCY), list),
         "MindFormers takes an integer or a list",
         "an integer, or a list of 0 and 1",
         "{key}: 1",
@@ -208,9 +208,7 @@ REFUSALS = (
     Refusal(
         "frequency-layers",
         FREQUENCY,
-        lambda v: (
-            _has(v, FREQUENCY, LAYERS) and not v(DENSE) and is_whole_number(v(FREQUENCY)) and v(FREQUENCY) > v(LAYERS)
-        ),
+        lambda v: _has(v, FREQUENCY, LAYERS) and not v(DENSE) and is_int(v(FREQUENCY)) and v(FREQUENCY) > v(LAYERS),
         lambda v: f"the model has {v(LAYERS)} layers only",
         lambda v: f"1 to {v(LAYERS)}",
         "{key}: 1",

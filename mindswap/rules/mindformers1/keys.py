@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mindswap.config.findings import Finding, misused_ignore, rule
+from mindswap.config.findings import Finding, find_ignore_problems, rule
 from mindswap.config.nodes import Document, DocumentNode, MappingEntry, key_text, show
 from mindswap.config.problem import Level, Problem
 from mindswap.policy.formats.megatron.options import find_pasted_options, is_option_key
 from mindswap.policy.formats.mindformers1.read_parts import is_empty
-from mindswap.policy.formats.mindformers1.schema import HOMES
+from mindswap.policy.formats.mindformers1.schema import SECTION_OF_KEY
 from mindswap.policy.formats.mindformers1.settings import MissingKey, PolicySettings, UnknownKey
 from mindswap.policy.formats.mindformers2.tables import find_mixed_sections
 from mindswap.policy.wording import closest_names
@@ -60,30 +60,30 @@ def unknown_key(context: Context) -> Iterator[Finding]:
         meant_key = renamed.get(id(unknown))
         # MindFormers refuses unknown keys of the section itself (tools/register/template.py).
         is_refused = unknown.path.count(".") == 1
-        level = context.stop_level if is_refused else context.error_with_swap
+        level = context.refusal_level if is_refused else context.swap_error_level
         if meant_key is not None:
             message = f"{unknown.path}: no such key; '{meant_key.key}' is missing"
             fix = f"rename it: {meant_key.key}: {show(unknown.entry.value)}"
-        elif is_misspelt_switch(document, unknown):
+        elif is_misspelled_switch(document, unknown):
             message = f"{unknown.path}: no such key; 'swap' is missing, so swap would be off"
             fix, level = "rename it: swap: True", Level.ERROR
         else:
             message = f"{unknown.path}: no such key"
-            fix = unknown.fix(HOMES)
-        yield Finding(unknown.entry.location, message, ", ".join(unknown.known), fix, level)
+            fix = unknown.fix(SECTION_OF_KEY)
+        yield Finding(unknown.entry.location, message, ", ".join(unknown.allowed_keys), fix, level)
     for entry in document.root.unique_entries() if document.root is not None else ():
         if entry.key in SECTIONS:
             continue
-        meant = closest_names(key_text(entry.key), SECTIONS, least=0.82)
+        meant = closest_names(key_text(entry.key), SECTIONS, min_similarity=0.82)
         if meant and document.get(meant[0]) is None:
             message = f"{key_text(entry.key)}: this key is not used by anything"
-            entry_level = None if _asks_for_something(entry.value) else Level.WARNING
+            entry_level = None if _enables_anything(entry.value) else Level.WARNING
             yield Finding(entry.location, message, fix=f"write '{meant[0]}'", level=entry_level)
         else:
             yield from _misplaced(context, entry)
 
 
-def is_misspelt_switch(document: Document, unknown: UnknownKey) -> bool:
+def is_misspelled_switch(document: Document, unknown: UnknownKey) -> bool:
     """Return whether a key of swap_config switches swap on under another name: `swpa: True`, `enable: True`."""
     value, is_in_section = unknown.entry.value.value, unknown.path.startswith("swap_config.")
     is_on = value is True or str(value).strip().lower() in ON_WORDS
@@ -102,10 +102,10 @@ def _pasted_options(context: Context) -> Iterator[tuple[Finding, Level]]:
         node = document.get(section) if section else document.root
         found = find_pasted_options(node.unique_entries() if node is not None else (), section, document.file)
         if found is not None:
-            yield found, context.error_with_swap if section else Level.WARNING
+            yield found, context.swap_error_level if section else Level.WARNING
 
 
-def _asks_for_something(section: DocumentNode) -> bool:
+def _enables_anything(section: DocumentNode) -> bool:
     """True if a section of ours, or one that is meant to be, switches swap or recompute on."""
     if section.entry("swap") is not None:
         return any(entry.key == "swap" and entry.value.value is True for entry in section.entries or ())
@@ -118,9 +118,9 @@ def _renamed_keys(settings: PolicySettings) -> dict[int, MissingKey]:
     found: dict[int, MissingKey] = {}
     for unknown in settings.parse_issues.unknown_keys:
         parent, name = unknown.path.rpartition(".")[0], str(unknown.entry.key).lower()
-        for required in unknown.known:
+        for required in unknown.allowed_keys:
             is_part = len(name) > 2 and (name in required or required in name)
-            is_like = is_part or bool(closest_names(name, [required], least=0.75))
+            is_like = is_part or bool(closest_names(name, [required], min_similarity=0.75))
             if is_like and (parent, required) in missing:
                 found[id(unknown)] = missing.pop((parent, required))
                 break
@@ -134,7 +134,7 @@ def _misplaced(context: Context, entry: MappingEntry) -> Iterator[Finding]:
         below = entry.value.entry(section)
         if below is not None and context.document.get(section) is None:
             fix = f"move '{section}' to the top level"
-            level = None if section == "swap_config" and _asks_for_something(below.value) else Level.WARNING
+            level = None if section == "swap_config" and _enables_anything(below.value) else Level.WARNING
             yield Finding(below.location, f"{name}.{section}: is not used here", fix=fix, level=level)
     switch = entry.value.get("swap")
     # `optimizer` may have a key `swap`, too.
@@ -142,7 +142,7 @@ def _misplaced(context: Context, entry: MappingEntry) -> Iterator[Finding]:
     is_switch = switch is not None and isinstance(switch.value, bool)
     if context.document.get("swap_config") is None and is_like and is_switch:
         message = f"{name}: is not used; it has keys of swap_config"
-        level = None if _asks_for_something(entry.value) else Level.WARNING
+        level = None if _enables_anything(entry.value) else Level.WARNING
         yield Finding(entry.location, message, fix="write 'swap_config:'", level=level)
 
 
@@ -158,9 +158,9 @@ def duplicate_key(context: Context) -> Iterator[Finding]:
     """
     root = context.document.root
     sections = [entry.value for entry in (root.entries or () if root is not None else ()) if entry.key == "swap_config"]
-    is_dropped = not context.settings.is_swap_enabled and any(_asks_for_something(section) for section in sections)
+    is_dropped = not context.settings.is_swap_enabled and any(_enables_anything(section) for section in sections)
     for duplicate in context.document.duplicates:
-        level = context.error_with_swap if duplicate.section in READ_SECTIONS else Level.WARNING
+        level = context.swap_error_level if duplicate.section in READ_SECTIONS else Level.WARNING
         if duplicate.path in ("swap_config", "swap_config.swap") and is_dropped:
             level = Level.ERROR
         yield Finding(duplicate.location, duplicate.message, "each key once", "delete one of them", level)
@@ -199,4 +199,4 @@ def bad_ignore(context: Context) -> Iterator[Problem]:
     """
     from mindswap.rules.mindformers1 import find_rules
 
-    yield from misused_ignore(context.document, find_rules())
+    yield from find_ignore_problems(context.document, find_rules())

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mindswap.config.findings import Finding, rule
-from mindswap.config.nodes import DocumentNode, is_whole_number, key_text, show
+from mindswap.config.nodes import DocumentNode, is_int, key_text, show
 from mindswap.config.problem import Level, Location, Problem
 from mindswap.policy.cell_tree import match_pattern
 from mindswap.policy.formats.mindformers1.read import MTP_KEYS
@@ -213,8 +213,8 @@ def _can_be_counts(context: Context, node: DocumentNode) -> bool:
     """Return whether a list has one number for each stage, none above the layers of its stage and not all 0."""
     pipeline, num_layers = context.settings.pipeline, context.num_layers
     values = [item.value for item in node.items or ()]
-    is_one_each = pipeline.num_stages == len(values) and all(map(is_whole_number, values))
-    if num_layers is None or not is_one_each or not any(values):
+    has_count_per_stage = pipeline.num_stages == len(values) and all(map(is_int, values))
+    if num_layers is None or not has_count_per_stage or not any(values):
         return False
     stages = [pipeline.stage_layers(stage, num_layers) or () for stage in range(pipeline.num_stages)]
     return all(0 <= value <= len(layers) for value, layers in zip(values, stages, strict=True))
@@ -240,7 +240,7 @@ def stage_recompute(context: Context) -> Iterator[Finding | Problem]:
     PASS (swap off; 8 layers on 2 stages): recompute_config: {recompute: [2, 1]}
     FAIL (swap off; 8 layers on 2 stages): recompute_config: {recompute: [2, 1, 1]}
     """
-    if context.document.root is None or context.is_left_to_mindformers:
+    if context.document.root is None or context.leaves_errors_to_mindformers:
         return
     if context.num_layers is None:
         yield from () if context.settings.is_swap_enabled else find_unknown_keys(context.document)

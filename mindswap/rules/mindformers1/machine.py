@@ -29,7 +29,7 @@ _MEMORY = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>(?:[GMT]B?)?)",
 LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"
 
 
-def _other_than(context: Context, place: tuple[str, ...], *allowed: str) -> DocumentNode | None:
+def _find_unsupported_value(context: Context, place: tuple[str, ...], *allowed: str) -> DocumentNode | None:
     """Node at a place whose value is not what swap in graph mode needs there."""
     node = context.document.get(*place)
     if not context.settings.is_swap_enabled or uses_pynative_mode(context.document) or node is None or node.is_null:
@@ -74,7 +74,7 @@ def device_target(context: Context) -> Iterator[Finding]:
     PASS: context: {device_target: "Ascend"}
     FAIL: context: {device_target: "CPU"}
     """
-    node = _other_than(context, ("context", "device_target"), ASCEND)
+    node = _find_unsupported_value(context, ("context", "device_target"), ASCEND)
     if node is not None:
         message = f"context.device_target: on {show(node)} swap has no effect at run time"
         yield Finding(node.location, message, f"'{ASCEND}'", "none needed to try a configuration out")
@@ -88,7 +88,7 @@ def jit_level(context: Context) -> Iterator[Finding]:
     FAIL: context: {jit_config: {jit_level: "O2"}}
     """
     for place in (("context", "jit_config", "jit_level"), ("context", "jit_level")):
-        node = _other_than(context, place, "O0", "O1")
+        node = _find_unsupported_value(context, place, "O0", "O1")
         if node is not None:
             message = f"{'.'.join(place)}: {show(node)}, but swap needs O0 or O1"
             yield Finding(node.location, message, "'O0' or 'O1'", 'jit_level: "O1"')
@@ -103,7 +103,7 @@ def memory_optimize_level(context: Context) -> Iterator[Finding]:
     PASS: context: {memory_optimize_level: "O0"}
     FAIL: context: {memory_optimize_level: "O1"}
     """
-    node = _other_than(context, ("context", "memory_optimize_level"), "O0")
+    node = _find_unsupported_value(context, ("context", "memory_optimize_level"), "O0")
     if node is not None:
         message = f"context.memory_optimize_level: {show(node)}, but swap needs O0"
         yield Finding(node.location, message, "'O0'", 'memory_optimize_level: "O0"')
@@ -123,7 +123,7 @@ def max_device_memory(context: Context) -> Iterator[Finding]:
     node = context.document.get(*PATH.split("."))
     if node is not None and not node.is_null and not is_device_memory(node.value):
         message = f"{PATH}: {show(node)}: MindSpore stops at it"
-        yield Finding(node.location, message, ALLOWED, _meant_memory(node.value), context.stop_level)
+        yield Finding(node.location, message, ALLOWED, _suggest_memory(node.value), context.refusal_level)
     limit = read_device_memory(context.document)
     budget = context.document.get("mindswap", "memory")
     if limit is None or budget is None or not isinstance(budget.value, str):
@@ -139,7 +139,7 @@ def max_device_memory(context: Context) -> Iterator[Finding]:
         yield Finding(budget.location, message, f"at most {allowed}", fix, Level.WARNING)
 
 
-def _meant_memory(value: object) -> str:
+def _suggest_memory(value: object) -> str:
     """The memory as MindSpore takes it, for a number or another unit; "" where there is no telling.
 
     A number alone and G are read as GB, which is GiB to MindSpore.

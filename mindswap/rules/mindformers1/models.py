@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindswap.config.findings import Finding, rule
-from mindswap.config.nodes import is_whole_number, show
+from mindswap.config.nodes import is_int, show
 from mindswap.config.problem import Level
 from mindswap.files import package_data
 from mindswap.rules.context import Context
@@ -115,7 +115,7 @@ REFUSALS = (
     of_newer(
         "prediction-layers",
         "prediction_layers",
-        lambda value: not is_whole_number(value) or value < 0 or value > 1,
+        lambda value: not is_int(value) or value < 0 or value > 1,
         "MindFormers 1.9 trains at most one layer for multi-token prediction",
         "0 or 1",
         "{key}: 1",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mindswap.config.findings import Finding, rule
-from mindswap.config.nodes import is_whole_number
+from mindswap.config.nodes import is_int
 from mindswap.config.problem import Level
 from mindswap.rules.context import Context
 from mindswap.rules.refusals import Refusal, Values, find_refusals, is_bool, is_positive, of_elements
@@ -30,7 +30,7 @@ def _moe(key: str, is_right: Callable[[Any], bool], allowed: str, fix: str) -> R
 
 
 def _is_count(value: Any) -> bool:
-    return is_whole_number(value) and value >= 0
+    return is_int(value) and value >= 0
 
 
 def _is_float(value: Any) -> bool:

@@ -70,7 +70,7 @@ def _came(key: str, kind: type, least: float, most: float) -> Refusal:
     )
 
 
-def _lacks_latent(v: Values) -> bool:
+def _lacks_latent_attention(v: Values) -> bool:
     """Return whether a newer model has no multi-head latent attention."""
     words = f"{v('model.architectures')} {v('model.model_type')}".lower()
     is_plain = any(word in words for word in ("qwen", "glm")) and not v.is_written("model.kv_lora_rank")
@@ -89,14 +89,14 @@ REFUSALS = (
     Refusal(
         "muon-legacy",
         TYPE,
-        lambda v: _is_muon(v) and v.document.is_legacy and v.is_whole,
+        lambda v: _is_muon(v) and v.document.is_legacy and v.is_complete,
         "MindFormers has Muon for newer models only (use_legacy: False)",
         fix="{key}: AdamW",
     ),
     Refusal(
         "muon-attention",
         TYPE,
-        lambda v: _is_muon(v) and _lacks_latent(v),
+        lambda v: _is_muon(v) and _lacks_latent_attention(v),
         "MindFormers has Muon for models with multi-head latent attention only",
         fix="{key}: AdamW",
     ),

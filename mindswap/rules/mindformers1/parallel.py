@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from mindswap.config.findings import Finding, rule
-from mindswap.config.nodes import is_whole_number, show
-from mindswap.config.pipeline_layout import HALVES_KEY, SCHEDULER_PATH, SCHEDULERS, find_sequence_faults
+from mindswap.config.nodes import is_int, show
+from mindswap.config.pipeline_layout import HALVES_KEY, SCHEDULER_PATH, SCHEDULERS, find_sequence_problems
 from mindswap.config.problem import Level
 from mindswap.config.step_settings import LAYERS_NOT_INLINED, MAX_INLINED_MICRO_BATCHES, read_step_settings
 from mindswap.config.weight_sharding import (
@@ -25,11 +25,11 @@ OPTIMIZER_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "gradient_accumulation_shard": ("True or False", lambda value: isinstance(value, bool)),
     "parallel_optimizer_threshold": (
         "an integer, 0 or more (KiB)",
-        lambda value: is_whole_number(value) and value >= 0,
+        lambda value: is_int(value) and value >= 0,
     ),
     "optimizer_weight_shard_size": (
         "-1, or an integer of 1 or more (ranks)",
-        lambda value: is_whole_number(value) and (value == -1 or value >= 1),
+        lambda value: is_int(value) and (value == -1 or value >= 1),
     ),
     "optimizer_level": (", ".join(OPTIMIZER_LEVELS), lambda value: value in OPTIMIZER_LEVELS),
 }
@@ -45,7 +45,7 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
     section = context.document.get(*OPTIMIZER_CONFIG)
     if section is None or section.is_null or not context.document.is_parallel:
         return
-    level, path = context.stop_level, ".".join(OPTIMIZER_CONFIG)
+    level, path = context.refusal_level, ".".join(OPTIMIZER_CONFIG)
     if section.entries is None:
         yield Finding(section.location, f"{path}: {show(section)} is {section.kind}", "a mapping", level=level)
         return
@@ -66,7 +66,7 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
         message = f"{path}.gradient_accumulation_shard: False has no effect, optimizer_level: level2 sets it to True"
         yield Finding(shard.location, message, fix="delete it, or optimizer_level: level1", level=Level.WARNING)
     size, ranks = section.get("optimizer_weight_shard_size"), num_replica_ranks(context.document)
-    if size is None or not is_whole_number(size.value) or size.value < 1 or not shards_weights(context.document):
+    if size is None or not is_int(size.value) or size.value < 1 or not shards_weights(context.document):
         return
     used = read_weight_sharding(context.document).num_ranks
     if ranks > 1 and size.value != used:
@@ -103,7 +103,7 @@ def many_micro_batches(context: Context) -> Iterator[Finding]:
 
 # Cells that do not run again in halves of a layer, each of these together; the whole of which the last layer compiles
 # all the same; and what MindSpore says.
-NOT_AGAIN_IN_HALVES = (
+UNSUPPORTED_IN_HALVES = (
     (("feed_forward",), "stage", "Graph cycle exists"),
     (("feed_forward.w1", "feed_forward.w3"), "model", "input1.shape and input2.shape need to broadcast"),
 )
@@ -143,7 +143,7 @@ def interleaved_cell(context: Context) -> Iterator[Finding]:
                 named.setdefault(index, set()).update(cells)
     stages = [settings.pipeline.stage_layers(stage, num_layers) for stage in range(settings.pipeline.num_stages)]
     last = {"stage": {layers[-1] for layers in stages if layers}, "model": {num_layers - 1}}
-    for together, whole, fault in NOT_AGAIN_IN_HALVES:
+    for together, whole, fault in UNSUPPORTED_IN_HALVES:
         layers = [index for index, cells in named.items() if index not in last[whole] and cells.issuperset(together)]
         if layers:
             statement = named_by[together[-1]]
@@ -174,10 +174,10 @@ def pipeline_scheduler(context: Context) -> Iterator[Finding]:
     if node.value not in SCHEDULERS:
         message = f"{path}: {name} is not a schedule of MindSpore"
         fix = f"pipeline_scheduler: {closest_names(str(node.value), SCHEDULERS)[0]}"
-        yield Finding(node.location, message, ", ".join(SCHEDULERS), fix, context.stop_level)
+        yield Finding(node.location, message, ", ".join(SCHEDULERS), fix, context.refusal_level)
     elif interleave is not None and interleave.value is False and node.value != "1f1b":
         message = f"{path}: MindSpore takes {name} with pipeline_interleave: True only"
-        yield Finding(node.location, message, "1f1b", "pipeline_interleave: True", context.stop_level)
+        yield Finding(node.location, message, "1f1b", "pipeline_interleave: True", context.refusal_level)
 
 
 @rule(Level.ERROR)
@@ -188,5 +188,5 @@ def sequence_pieces(context: Context) -> Iterator[Finding]:
     FAIL (there is no pipeline): parallel_config: {pipeline_stage: 1, seq_split_num: 4}
     """
     # What MindFormers 1.9.0 refuses (base_trainer.py, models/llama), and what it would compute wrong with swap on.
-    for fault in find_sequence_faults(context.document):
-        yield replace(fault, level=context.stop_level)
+    for fault in find_sequence_problems(context.document):
+        yield replace(fault, level=context.refusal_level)

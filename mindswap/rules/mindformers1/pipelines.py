@@ -29,7 +29,7 @@ def _has_seqvpp_pieces(v: Values) -> bool:
 
 def _has_batches(v: Values) -> bool:
     """Return whether a pipeline runs, and the number of micro-batches is known."""
-    return v.is_split and (v.is_whole or v.is_written(MICRO_BATCHES))
+    return v.is_split and (v.is_complete or v.is_written(MICRO_BATCHES))
 
 
 def _counts_stages_only(v: Values) -> bool:
@@ -48,7 +48,7 @@ def _counts_layers(v: Values) -> bool:
 
 def _has_other_chunks(v: Values) -> bool:
     """Return whether zero_bubble_v runs with another number of chunks than two."""
-    is_known = v.is_whole or v.is_written("model.chunks") or v.is_written("model.layers")
+    is_known = v.is_complete or v.is_written("model.chunks") or v.is_written("model.layers")
     return v.is_split and _is_zero_bubble(v) and is_known and v.chunks != 2
 
 
@@ -105,7 +105,7 @@ REFUSALS = (
     Refusal(
         "zero-bubble-stages",
         SCHEDULER,
-        lambda v: v.is_split and _is_zero_bubble(v) and v.stages < 2 and (v.is_whole or v.is_written(STAGES)),
+        lambda v: v.is_split and _is_zero_bubble(v) and v.stages < 2 and (v.is_complete or v.is_written(STAGES)),
         "zero_bubble_v needs two pipeline stages or more",
         allowed="pipeline_stage: 2 or more",
         fix="pipeline_scheduler: 1f1b",
@@ -139,7 +139,7 @@ REFUSALS = (
     Refusal(
         "pipeline-config-keys",
         CONFIG,
-        lambda v: v.is_whole and isinstance(v(CONFIG), dict) and not set(v(CONFIG)) >= CONFIG_KEYS,
+        lambda v: v.is_complete and isinstance(v(CONFIG), dict) and not set(v(CONFIG)) >= CONFIG_KEYS,
         "MindSpore reads both pipeline_interleave and pipeline_scheduler, and one of them is missing",
         fix="{key}: {pipeline_interleave: True, pipeline_scheduler: 1f1b}",
     ),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mindswap.config.findings import Finding, rule
-from mindswap.config.nodes import is_whole_number
+from mindswap.config.nodes import is_int
 from mindswap.config.problem import Level
 from mindswap.rules.context import Context
 from mindswap.rules.refusals import (
@@ -109,7 +109,7 @@ REFUSALS = (
         lambda v: (
             _fixed_warmup(v)
             and v.is_written("lr_schedule.warmup_steps")
-            and (not is_whole_number(v("lr_schedule.warmup_steps")) or v("lr_schedule.warmup_steps") < 0)
+            and (not is_int(v("lr_schedule.warmup_steps")) or v("lr_schedule.warmup_steps") < 0)
         ),
         "MindFormers takes an integer of 0 or more",
         "an integer, 0 or more",
@@ -128,7 +128,7 @@ REFUSALS = (
         "lr_schedule.warmup_epochs",
         lambda v: (
             bool(v("lr_schedule.warmup_epochs"))
-            and (not is_whole_number(v("lr_schedule.warmup_epochs")) or v("lr_schedule.warmup_epochs") < 0)
+            and (not is_int(v("lr_schedule.warmup_epochs")) or v("lr_schedule.warmup_epochs") < 0)
         ),
         "MindFormers takes an integer of 0 or more",
         "an integer, 0 or more",
@@ -191,7 +191,7 @@ REFUSALS = (
         "{key}: 1.0",
     ),
     _loss_scale("windows", lambda high, low: low <= 0 or high <= low),
-    _loss_scale("window-types", lambda high, low: not (is_whole_number(high) and is_whole_number(low))),
+    _loss_scale("window-types", lambda high, low: not (is_int(high) and is_int(low))),
 )
 
 

@@ -103,7 +103,7 @@ REFUSALS = (
         "run-mode",
         "run_mode",
         # In a run an option replaces it, and MindFormers tests what it has then.
-        lambda v: not v.is_run and v.is_written("run_mode") and v("run_mode", "train") not in RUN_MODES,
+        lambda v: not v.is_training_start and v.is_written("run_mode") and v("run_mode", "train") not in RUN_MODES,
         "MindFormers knows no such mode",
         ", ".join(RUN_MODES),
         "{key}: train",
@@ -142,7 +142,7 @@ REFUSALS = (
     Refusal(
         "sliced-inputs",
         ("model.input_sliced_sig", f"{LOADER}.type"),
-        lambda v: v.document.is_legacy and v.is_whole and _needs_slices(v) and not v("model.input_sliced_sig"),
+        lambda v: v.document.is_legacy and v.is_complete and _needs_slices(v) and not v("model.input_sliced_sig"),
         "a legacy model takes this dataset with input_sliced_sig: True in model_config only",
         "True",
         "input_sliced_sig: True",

@@ -38,12 +38,12 @@ def section_refused(context: Context) -> Iterator[Finding]:
     known = sections["known"] | (sections["known_legacy"] if context.document.is_legacy else {})
     for name, keys in known.items():
         yield from _unknown_keys(context, name, keys)
-    is_whole = all(context.document.get(name) is not None for name in ("runner_config", "model"))
-    for name, key in sections["required"].items() if is_whole else ():  # a fragment lacks more
+    is_complete = all(context.document.get(name) is not None for name in ("runner_config", "model"))
+    for name, key in sections["required"].items() if is_complete else ():  # a fragment lacks more
         section = context.document.get(name)
         if section is not None and section.entries and section.get(key) is None:
             message = f"{name}: MindFormers needs {key} there"
-            yield Finding(section.location, message, fix=f"{key}: {EXAMPLES[name]}", level=context.stop_level)
+            yield Finding(section.location, message, fix=f"{key}: {EXAMPLES[name]}", level=context.refusal_level)
 
 
 def _unknown_keys(context: Context, name: str, keys: list[str]) -> Iterator[Finding]:
@@ -52,7 +52,7 @@ def _unknown_keys(context: Context, name: str, keys: list[str]) -> Iterator[Find
         return
     if section.entries is None and name != "swap_config":
         message = f"{name}: {show(section)} is {section.kind}"
-        yield Finding(section.location, message, "a mapping", "delete it, or make it a mapping", context.stop_level)
+        yield Finding(section.location, message, "a mapping", "delete it, or make it a mapping", context.refusal_level)
     reported = {unknown.entry.location for unknown in context.settings.parse_issues.unknown_keys}  # by `unknown-key`
     for entry in section.unique_entries():
         is_added = not entry.location.line  # by MindFormers, while a run begins
@@ -60,10 +60,10 @@ def _unknown_keys(context: Context, name: str, keys: list[str]) -> Iterator[Find
             key = key_text(entry.key)
             fix = (
                 f"{closest_names(key, keys)[0]}: {show(entry.value)}"
-                if closest_names(key, keys, least=0.7)
+                if closest_names(key, keys, min_similarity=0.7)
                 else "delete it"
             )
-            yield Finding(entry.location, f"{name}.{key}: no such key", ", ".join(keys), fix, context.stop_level)
+            yield Finding(entry.location, f"{name}.{key}: no such key", ", ".join(keys), fix, context.refusal_level)
 
 
 @rule(Level.ERROR)
@@ -73,13 +73,13 @@ def nesting_refused(context: Context) -> Iterator[Finding]:
     PASS: {a: {b: {c: {d: {e: {f: {g: {h: {i: {j: 1}}}}}}}}}}
     FAIL: {a: {b: {c: {d: {e: {f: {g: {h: {i: {j: {k: 1}}}}}}}}}}}
     """
-    node = _deepest(context.document.root, MAX_DEPTH)
+    node = _find_too_deep(context.document.root, MAX_DEPTH)
     if node is not None:
         message = f"mappings are nested more than {MAX_DEPTH} deep"
-        yield Finding(node.location, message, f"{MAX_DEPTH} levels", "fewer levels", context.stop_level)
+        yield Finding(node.location, message, f"{MAX_DEPTH} levels", "fewer levels", context.refusal_level)
 
 
-def _deepest(node: DocumentNode | None, levels: int) -> DocumentNode | None:
+def _find_too_deep(node: DocumentNode | None, levels: int) -> DocumentNode | None:
     """Return the first mapping that is below so many levels of mappings; None if there is none."""
     pending = [(node, levels)]
     while pending:

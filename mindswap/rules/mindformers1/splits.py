@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindswap.config.findings import Finding, rule
-from mindswap.config.nodes import is_whole_number
+from mindswap.config.nodes import is_int
 from mindswap.config.problem import Level
 from mindswap.config.weight_sharding import AUTO_MODES
 from mindswap.rules.context import Context
@@ -15,10 +15,10 @@ from mindswap.rules.refusals import (
     Refusal,
     Values,
     find_refusals,
+    has_latent_attention,
     is_bool,
-    is_latent,
     is_positive,
-    lacks_flash,
+    lacks_flash_attention,
     typed,
 )
 
@@ -41,7 +41,7 @@ def _heads(v: Values) -> Any:
 
 def _num_experts(v: Values) -> int:
     experts = v("moe_config.expert_num", 1) if v.document.is_legacy else v("model.experts", 0)
-    return experts if is_whole_number(experts) else 0
+    return experts if is_int(experts) else 0
 
 
 def _other_mode(v: Values) -> bool:
@@ -110,8 +110,8 @@ REFUSALS = (
         lambda v: (
             v.is_split
             and v.context > 1
-            and (lacks_flash(v) if v(MODE, 1) in AUTO_MODES else not v(FLASH))
-            and (v.is_whole or v.is_written(FLASH))
+            and (lacks_flash_attention(v) if v(MODE, 1) in AUTO_MODES else not v(FLASH))
+            and (v.is_complete or v.is_written(FLASH))
         ),
         lambda v: f"with context_parallel {v.context} MindFormers wants use_flash_attention: True in model_config",
         allowed="use_flash_attention: True",
@@ -148,7 +148,7 @@ REFUSALS = (
             and v.tensor > 1
             and not v(SEQUENCE_PARALLEL)
             and _num_experts(v) > (1 if v.document.is_legacy else 0)
-            and (v.is_whole or v.is_written(SEQUENCE_PARALLEL))
+            and (v.is_complete or v.is_written(SEQUENCE_PARALLEL))
         ),
         "MindFormers trains experts with tensor parallelism only if use_seq_parallel is True",
         allowed="True",
@@ -157,7 +157,7 @@ REFUSALS = (
     Refusal(
         "sequence-parallel-ranks",
         SEQUENCE_PARALLEL,
-        lambda v: v.is_newer and v.is_split and bool(v(SEQUENCE_PARALLEL)) and v.tensor == 1 and v.is_whole,
+        lambda v: v.is_newer and v.is_split and bool(v(SEQUENCE_PARALLEL)) and v.tensor == 1 and v.is_complete,
         "MindFormers takes sequence parallelism with tensor parallelism only, and model_parallel is 1",
         allowed="False",
         fix="{key}: False",
@@ -165,7 +165,7 @@ REFUSALS = (
     Refusal(
         "experts-missing",
         EXPERT,
-        lambda v: v.is_newer and v.is_split and v.count(EXPERT) > 1 and v.is_whole and not _may_have_experts(v),
+        lambda v: v.is_newer and v.is_split and v.count(EXPERT) > 1 and v.is_complete and not _may_have_experts(v),
         "the model has no experts",
         allowed="1",
         fix="{key}: 1",
@@ -173,7 +173,7 @@ REFUSALS = (
     Refusal(
         "experts-ranks",
         EXPERT,
-        lambda v: v.is_newer and v.is_split and v.is_whole and (v.data * v.tensor) % v.count(EXPERT) != 0,
+        lambda v: v.is_newer and v.is_split and v.is_complete and (v.data * v.tensor) % v.count(EXPERT) != 0,
         lambda v: f"it does not divide data x model parallel, {v.data * v.tensor}",
         allowed=lambda v: f"a divisor of {v.data * v.tensor}",
         fix=lambda v: f"{{key}}: {v.data * v.tensor}, if the experts can be divided by it",
@@ -198,7 +198,9 @@ REFUSALS = (
         "kv-heads-divisor",
         ("model.kv_heads", TENSOR),
         # Newer models repeat key and value heads for ulysses ranks; those with latent attention have none.
-        lambda v: v.is_split and not _is_3d(v) and v("model.kv_heads") % _kv_ranks(v) != 0 and not is_latent(v),
+        lambda v: (
+            v.is_split and not _is_3d(v) and v("model.kv_heads") % _kv_ranks(v) != 0 and not has_latent_attention(v)
+        ),
         lambda v: f"the key and value heads cannot be divided by model_parallel, {_kv_ranks(v)}",
         allowed=lambda v: f"a multiple of {_kv_ranks(v)}",
         fix="model_parallel: a divisor of the key and value heads",
@@ -206,7 +208,7 @@ REFUSALS = (
     Refusal(
         "hidden-size-heads",
         "model.hidden_size",
-        lambda v: not is_latent(v) and v("model.hidden_size") % v("model.heads") != 0,
+        lambda v: not has_latent_attention(v) and v("model.hidden_size") % v("model.heads") != 0,
         lambda v: f"it cannot be divided by the {v('model.heads')} attention heads",
         allowed=lambda v: f"a multiple of {v('model.heads')}",
         fix=lambda v: (
@@ -248,7 +250,7 @@ REFUSALS = (
     Refusal(
         "3d-attention",
         THREE_D,
-        lambda v: _is_3d(v) and not v("model.use_flash_attention") and v.is_whole,
+        lambda v: _is_3d(v) and not v("model.use_flash_attention") and v.is_complete,
         "3d tensor parallelism needs use_flash_attention: True",
         fix="use_flash_attention: True",
     ),
@@ -276,7 +278,7 @@ REFUSALS = (
     Refusal(
         "3d-sequence-parallel",
         THREE_D,
-        lambda v: _is_3d(v) and not v(SEQUENCE_PARALLEL) and v.is_whole,
+        lambda v: _is_3d(v) and not v(SEQUENCE_PARALLEL) and v.is_complete,
         "3d tensor parallelism needs use_seq_parallel: True",
         fix="use_seq_parallel: True",
     ),

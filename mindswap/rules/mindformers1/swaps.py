@@ -148,14 +148,14 @@ def overlap_finding(weaker: Statement, stronger: Statement, overlap: StatementOv
     """Finding for two entries that swap the same operators."""
     operators = f" ({format_names(overlap.operators)})" if overlap.operators else ""
     if weaker.num_prefetch_ops == stronger.num_prefetch_ops:
-        what_acts, fix = "with the same distance", "leave it out, the other entry covers it"
+        outcome, fix = "with the same distance", "leave it out, the other entry covers it"
     else:
-        what_acts = f"this one counts, with backward_prefetch {stronger.num_prefetch_ops}"
-        what_acts += f" instead of {weaker.num_prefetch_ops}"
+        outcome = f"this one counts, with backward_prefetch {stronger.num_prefetch_ops}"
+        outcome += f" instead of {weaker.num_prefetch_ops}"
         fix = "name each operator in one entry"
     message = (
         f"{stronger.pattern_path}: '{stronger.pattern}' and {weaker.path} ({weaker.pattern_location}) swap the same "
-        f"operators in {format_layers(overlap.layers)}{operators}; {what_acts}"
+        f"operators in {format_layers(overlap.layers)}{operators}; {outcome}"
     )
     return Finding(stronger.pattern_location, message, fix=fix)
 

@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterator
 
 from mindswap.config.findings import Finding, rule
-from mindswap.config.nodes import DocumentNode, is_whole_number, key_text, show
+from mindswap.config.nodes import DocumentNode, is_int, key_text, show
 from mindswap.config.problem import Level
 from mindswap.policy.formats.mindformers1.read import NUM_LAYERS_KEYS, find_num_layers
 from mindswap.policy.formats.mindformers1.schema import MAX_NUM_LAYERS, PREFETCH_DEFAULT, Expect
 from mindswap.policy.formats.mindformers1.settings import InvalidValue
 from mindswap.policy.wording import last_key
 from mindswap.rules.context import Context
-from mindswap.rules.mindformers1.keys import is_misspelt_switch
+from mindswap.rules.mindformers1.keys import is_misspelled_switch
 
 # Advice where the distance that was meant is not known.
 FIND_DISTANCE = "a number of operators, such as 10; mindswap plan finds the best one"
@@ -45,12 +45,12 @@ def bad_prefetch(context: Context) -> Iterator[Finding]:
     for invalid in context.settings.parse_issues.invalid_values_of(Expect.PREFETCH):
         reason = "is out of range" if invalid.node.kind == "an integer" else f"is {invalid.node.kind}"
         message = f"{invalid.path}: {show(invalid.node)} {reason}"
-        meant = _meant_distance(invalid.node.value)
+        meant = _suggest_distance(invalid.node.value)
         fix = f"{invalid.path.rpartition('.')[2]}: {meant}" if meant else FIND_DISTANCE
         yield Finding(invalid.node.location, message, invalid.expect.value, fix)
 
 
-def _meant_distance(value: object) -> int | None:
+def _suggest_distance(value: object) -> int | None:
     """The number that was probably meant; None where there is no telling."""
     if isinstance(value, str) and len(value) < 10 and _NUMBER.fullmatch(value.strip()):
         value = float(value)  # 1e2 is a string in YAML 1.1
@@ -90,10 +90,10 @@ def swap_off(context: Context) -> Iterator[Finding]:
     if section is None or context.settings.is_swap_enabled or context.settings.parse_issues.invalid_values:
         return
     unknown = context.settings.parse_issues.unknown_keys
-    if any(is_misspelt_switch(context.document, key) for key in unknown):
+    if any(is_misspelled_switch(context.document, key) for key in unknown):
         return  # an error that includes this
     entries = [entry for entry in section.unique_entries() if entry.key not in {key.entry.key for key in unknown}]
-    said = [entry for entry in entries if not _says_nothing(entry.key, entry.value)]
+    said = [entry for entry in entries if not _is_without_effect(entry.key, entry.value)]
     if said:
         first = min(said, key=lambda entry: entry.location)
         state = "False" if section.get("swap") is not None else "not set"
@@ -101,7 +101,7 @@ def swap_off(context: Context) -> Iterator[Finding]:
         yield Finding(first.location, message, fix="write 'swap: True', or delete it")
 
 
-def _says_nothing(key: object, node: DocumentNode) -> bool:
+def _is_without_effect(key: object, node: DocumentNode) -> bool:
     if key == "default_prefetch":
         return node.value == PREFETCH_DEFAULT and not isinstance(node.value, bool)
     return key == "swap" or (key in ("layer_swap", "op_swap") and node.is_null)
@@ -126,7 +126,7 @@ def number_of_layers(context: Context) -> Iterator[Finding]:
     fix = f"{key}: {int(whole) if is_number else 'the number of layers of the model'}"
     what = f"is {node.kind}" if node.kind != "an integer" else "is out of range"
     message = f"model.model_config.{key}: {show(node)} {what}"
-    yield Finding(node.location, message, f"an integer, 1 to {MAX_NUM_LAYERS}", fix, context.stop_level)
+    yield Finding(node.location, message, f"an integer, 1 to {MAX_NUM_LAYERS}", fix, context.refusal_level)
 
 
 @rule(Level.ERROR)
@@ -151,10 +151,10 @@ def _right_type(invalid: InvalidValue, num_layers: int | None) -> str:
     if invalid.expect is Expect.LAYER_INDEX:
         if isinstance(value, bool):
             return f"{key}: True" if value else "0, if the first layer is meant"
-        return _meant_layers(str(value), num_layers)
+        return _suggest_layers(str(value), num_layers)
     if invalid.expect in (Expect.LAYERS, Expect.RECOMPUTE, Expect.SELECT):
-        if _whole_number(value) or is_whole_number(value):
-            return _meant_list(key, int(_whole_number(value) or value), invalid.expect, num_layers)
+        if _integer_text(value) or is_int(value):
+            return _suggest_list(key, int(_integer_text(value) or value), invalid.expect, num_layers)
         if word in ("true", "all", "every"):
             return f"{key}: True"
         parts = value.replace(" ", "").split(",") if isinstance(value, str) else []
@@ -169,7 +169,7 @@ def _right_type(invalid: InvalidValue, num_layers: int | None) -> str:
     return ""
 
 
-def _meant_list(key: str, number: int, expect: Expect, num_layers: int | None) -> str:
+def _suggest_list(key: str, number: int, expect: Expect, num_layers: int | None) -> str:
     """One number in place of a list: an index, and for recompute, which MindFormers also counts, that many layers."""
     limit = num_layers or MAX_NUM_LAYERS
     index = f"{key}: [{number}]" if 0 <= number < limit else ""
@@ -179,7 +179,7 @@ def _meant_list(key: str, number: int, expect: Expect, num_layers: int | None) -
     return f"{index}, if layer {number} is meant; {counted}" if index else counted
 
 
-def _meant_layers(text: str, num_layers: int | None) -> str:
+def _suggest_layers(text: str, num_layers: int | None) -> str:
     """A layer of a number, from the last one if it is negative, or the layers between two numbers, in quotes.
 
     "" if it has no number; words if there is no such layer.
@@ -198,7 +198,7 @@ def _meant_layers(text: str, num_layers: int | None) -> str:
     return f"delete it; the last layer is {limit - 1}" if num_layers else "delete it; layers are counted from 0"
 
 
-def _whole_number(value: object) -> str:
+def _integer_text(value: object) -> str:
     """The integer that a float or string means; "" if it means none."""
     if isinstance(value, str) and len(value) < 10 and value.strip().isdecimal():
         return str(int(value))

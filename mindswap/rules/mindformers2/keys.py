@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from mindswap.config.findings import Finding
 from mindswap.config.nodes import MappingEntry, key_text
 from mindswap.config.problem import Level
-from mindswap.policy.formats.mindformers2.settings import HOMES_2X, SECTION_KEYS
+from mindswap.policy.formats.mindformers2.settings import SECTION_KEYS, SECTION_OF_KEY_2X
 from mindswap.policy.formats.mindformers2.tables import find_mixed_sections
 from mindswap.policy.wording import closest_names
 from mindswap.rules.context import Context2x, rule
@@ -68,15 +68,18 @@ def unknown_key(context: Context2x) -> Iterator[Finding]:
     for unknown in context.settings.parse_issues.unknown_keys:
         if not unknown.is_in_entry:
             name = key_text(unknown.entry.key)
-            fix = "write 'enable'" if name in ("swap", "enabled") else unknown.fix(HOMES_2X)
-            yield Finding(unknown.entry.location, f"{unknown.path}: no such key", ", ".join(unknown.known), fix)
+            fix = "write 'enable'" if name in ("swap", "enabled") else unknown.fix(SECTION_OF_KEY_2X)
+            yield Finding(unknown.entry.location, f"{unknown.path}: no such key", ", ".join(unknown.allowed_keys), fix)
     root = context.document.root
     missing = [name for name in SECTION_KEYS if context.document.get(name) is None]
     for entry in root.unique_entries() if root is not None else ():
         name = key_text(entry.key)
         if name in SECTION_KEYS:
             continue
-        meant = [*(n for n in closest_names(name, SECTION_KEYS, least=0.82) if n in missing), *_alike(entry, missing)]
+        meant = [
+            *(n for n in closest_names(name, SECTION_KEYS, min_similarity=0.82) if n in missing),
+            *_alike(entry, missing),
+        ]
         if meant:
             message = f"{name}: nothing reads this section"
             yield Finding(entry.location, message, ", ".join(SECTION_KEYS), f"write '{meant[0]}'")
@@ -109,11 +112,11 @@ def ignored_key(context: Context2x) -> Iterator[Finding]:
     for unknown in context.settings.parse_issues.unknown_keys:
         if unknown.is_in_entry:
             name = key_text(unknown.entry.key)
-            fix = unknown.fix(HOMES_2X, least=0.75)
+            fix = unknown.fix(SECTION_OF_KEY_2X, min_similarity=0.75)
             if name in ("backward_prefetch", "prefetch"):
                 fix = "delete it, and set swap.default_prefetch (in layers, for all entries)"
             message = f"{unknown.path}: this key is not used by anything"
-            yield Finding(unknown.entry.location, message, ", ".join(unknown.known), fix)
+            yield Finding(unknown.entry.location, message, ", ".join(unknown.allowed_keys), fix)
 
 
 @rule(Level.ERROR)

@@ -14,7 +14,7 @@ from mindswap.rules.context import Context2x, rule
 from mindswap.rules.mindformers1.characters import find_wide_characters
 
 RANGE = re.compile(r"\s*(\d{1,6})\s*(?:-|~|:|to|\.\.+)\s*(\d{1,6})\s*", re.ASCII)
-MEANT_MODES = {"none": "None", "false": "None", "off": "None", "true": "full", "all": "full"}
+SUGGESTED_MODES = {"none": "None", "false": "None", "off": "None", "true": "full", "all": "full"}
 # Layers; a larger distance is probably meant to count operators.
 MAX_USUAL_PREFETCH = 4
 
@@ -108,9 +108,9 @@ def recompute_mode(context: Context2x) -> Iterator[Finding]:
     """
     for invalid in context.settings.parse_issues.invalid_values_of(Expect2x.MODE):
         value = invalid.node.value
-        meant = MEANT_MODES.get(str(value).strip().lower())
+        meant = SUGGESTED_MODES.get(str(value).strip().lower())
         if meant is None and isinstance(value, str):
-            meant = next(iter(closest_names(value, ("None", "full", "select"), least=0.5)), None)
+            meant = next(iter(closest_names(value, ("None", "full", "select"), min_similarity=0.5)), None)
         message = f"recompute.mode: {show(invalid.node)} is not a mode"
         yield Finding(invalid.node.location, message, invalid.expect.value, f"mode: {meant}" if meant else "")
 
@@ -124,11 +124,11 @@ def bad_layer(context: Context2x) -> Iterator[Finding]:
     """
     for invalid in context.settings.parse_issues.invalid_values_of(Expect2x.LAYER):
         message = f"{invalid.path}: {show(invalid.node)} names no layers"
-        fix = _meant_layers(invalid.node.value, context)
+        fix = _suggest_layers(invalid.node.value, context)
         yield Finding(invalid.node.location, message, invalid.expect.value, fix)
 
 
-def _meant_layers(value: object, context: Context2x) -> str:
+def _suggest_layers(value: object, context: Context2x) -> str:
     if isinstance(value, float) and value.is_integer() and 0 <= value < 1e9:
         return f"write {int(value)}"
     if isinstance(value, int) and not isinstance(value, bool) and value < 0 <= (context.num_layers or 0) + value:

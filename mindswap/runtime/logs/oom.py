@@ -81,7 +81,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[@-Z\\-_])?")
 _HEADER = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - |\[(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|EXCEPTION)\] [\w ]+\(\d+[:,]"
 )
-_WHOLE_HEADER = re.compile(
+_FULL_HEADER = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - \S*\[\S*\] - \w+ - "
     r"|\[\w+\] [\w ]+\([^)]*\): ?[\d.: -]* \[[^\]]*\](?: [\w:~<>]+\])? "
 )
@@ -115,7 +115,7 @@ def has_header(text: str) -> bool:
 
 def without_header(text: str) -> str:
     """Remove time, process and source location, so that equal messages of several workers compare equal."""
-    return _WHOLE_HEADER.sub("", text, count=1)
+    return _FULL_HEADER.sub("", text, count=1)
 
 
 def split_messages(text: str) -> list[str]:

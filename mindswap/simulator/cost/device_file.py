@@ -11,7 +11,7 @@ from mindswap.config.parse import parse_file
 from mindswap.config.problem import Level, Problem
 from mindswap.errors import CostError
 from mindswap.files import DATA, file_name
-from mindswap.policy.formats.mindformers1.schema import HOMES, MINDSWAP_KEYS
+from mindswap.policy.formats.mindformers1.schema import MINDSWAP_KEYS, SECTION_OF_KEY
 from mindswap.policy.formats.mindformers1.settings import UnknownKey
 from mindswap.policy.wording import closest_names
 from mindswap.simulator.cost.hardware import (
@@ -53,7 +53,7 @@ def find_device_file(name_or_path: str | os.PathLike[str]) -> Path:
     path = Path(text)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
-    closest = closest_names(text, list_devices(), least=0.65)
+    closest = closest_names(text, list_devices(), min_similarity=0.65)
     hint = f"; did you mean {closest[0]}?" if closest else ""
     raise CostError(f"device '{text}': no such device{hint}\n    known: {', '.join(list_devices())}, or a .yaml file")
 
@@ -251,4 +251,6 @@ def _misfit(node: DocumentNode, path: str, allowed: str) -> Problem:
 
 def _unknown_key(key: UnknownKey) -> Problem:
     message = f"{key.path}: no such key"
-    return Problem(key.entry.location, "unknown-key", Level.ERROR, message, ", ".join(key.known), key.fix(HOMES))
+    return Problem(
+        key.entry.location, "unknown-key", Level.ERROR, message, ", ".join(key.allowed_keys), key.fix(SECTION_OF_KEY)
+    )

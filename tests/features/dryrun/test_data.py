@@ -4,7 +4,7 @@ import pytest
 
 from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.config.render import document_from_data
-from mindswap.runtime.short_run import has_own_data, with_absolute_paths
+from mindswap.runtime.short_run import has_dataset, with_absolute_paths
 
 
 def loader(**keys):
@@ -14,17 +14,17 @@ def loader(**keys):
 def test_a_mindrecord_that_is_there_is_used(tmp_path):
     file = tmp_path / "x.mindrecord"
     file.write_text("")
-    assert has_own_data(loader(type="MindDataset", dataset_dir=str(file)))
-    assert has_own_data(loader(dataset_files=[str(file)]))
+    assert has_dataset(loader(type="MindDataset", dataset_dir=str(file)))
+    assert has_dataset(loader(dataset_files=[str(file)]))
 
 
 @pytest.mark.parametrize("config", [loader(type="MindDataset", dataset_dir=""), loader(dataset_dir="/no"), {}])
 def test_without_one_data_is_made(config):
-    assert not has_own_data(config)
+    assert not has_dataset(config)
 
 
 def test_a_loader_of_another_type_is_left_to_itself():
-    assert has_own_data(loader(type="BlendedMegatronDatasetDataLoader", dataset_dir=""))
+    assert has_dataset(loader(type="BlendedMegatronDatasetDataLoader", dataset_dir=""))
 
 
 def test_paths_of_files_that_are_read_hold_from_any_folder(tmp_path):

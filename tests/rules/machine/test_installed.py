@@ -5,11 +5,11 @@ import pytest
 from mindswap.errors import LaunchError
 from mindswap.rules.machine.software import (
     ANY_VERSION,
-    PAIRS,
-    describe_pair,
+    SUPPORTED_PAIRS,
     installed_code,
-    is_known_pair,
+    is_supported_pair,
     require_mindformers,
+    suggest_pair,
 )
 
 
@@ -52,15 +52,17 @@ def test_an_unknown_pair_is_tried_on_demand(installed, monkeypatch):
     require_mindformers()
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.mindformers], ids=lambda pair: pair.mindformers)
+@pytest.mark.parametrize(
+    "pair", [pair for pair in SUPPORTED_PAIRS if pair.mindformers], ids=lambda pair: pair.mindformers
+)
 def test_a_known_pair_passes(installed, pair):
     installed(mindformers=pair.mindformers, mindspore=pair.mindspore)
     require_mindformers()
 
 
 def test_a_fourth_number_makes_no_difference():
-    assert is_known_pair("1.7.0", "2.7.1.post1") and not is_known_pair("1.9.0", "2.7.1")
-    assert describe_pair("1.7.0") == "pip install mindspore==2.7.1, which belongs to it"
+    assert is_supported_pair("1.7.0", "2.7.1.post1") and not is_supported_pair("1.9.0", "2.7.1")
+    assert suggest_pair("1.7.0") == "pip install mindspore==2.7.1, which belongs to it"
 
 
 @pytest.fixture

@@ -204,7 +204,7 @@ def test_other_top_level_keys_are_no_concern():
 def test_with_swap_off_an_unknown_key_stops_commands_and_no_run():
     text = "{swap_config: {swap: False, junk: 1}}"
     assert found(text) == [(1, 29, "section-refused"), (1, 29, "swap-off")]
-    assert check(text, is_run=True).errors == ()
+    assert check(text, is_training_start=True).errors == ()
 
 
 @pytest.mark.parametrize(("switch", "level"), [("True", Level.ERROR), ("False", Level.WARNING)])
@@ -234,7 +234,7 @@ def test_a_switch_under_another_name_is_an_error_although_swap_is_off(key, value
 
 @pytest.mark.parametrize("section", ["{swpa: False}", "{swap: False, enable: True}", "{layer_swap: [{swpa: True}]}"])
 def test_other_unknown_keys_are_warnings_in_a_run_while_swap_is_off(section):
-    problems = check(f"{{swap_config: {section}}}", is_run=True).problems
+    problems = check(f"{{swap_config: {section}}}", is_training_start=True).problems
     assert problems and all(problem.level is Level.WARNING for problem in problems)
 
 

@@ -150,7 +150,7 @@ def test_the_fix_is_the_memory_as_mindspore_takes_it(text, meant):
 
 def test_in_a_run_with_swap_off_it_is_a_warning():
     assert [p.level for p in check("{context: {max_device_memory: 58}}").problems] == [Level.ERROR]
-    (problem,) = check("{context: {max_device_memory: 58}}", is_run=True).problems
+    (problem,) = check("{context: {max_device_memory: 58}}", is_training_start=True).problems
     assert problem.level is Level.WARNING and problem.allowed == 'a string such as "58GB"; GB is GiB there'
 
 

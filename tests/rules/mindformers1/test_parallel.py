@@ -83,9 +83,11 @@ def test_level2_overrules_a_shard_of_gradients(shard, levels):
     assert [problem.level for problem in problems if problem.rule == "parallel-optimizer"] == levels
 
 
-@pytest.mark.parametrize(("is_run", "level"), [(True, Level.WARNING), (False, Level.ERROR)])
-def test_with_swap_off_it_stops_commands_and_no_run(is_run, level):
-    problems = check(parallel_optimizer_config("optimizer_level: level4", swap=False), is_run=is_run).problems
+@pytest.mark.parametrize(("is_training_start", "level"), [(True, Level.WARNING), (False, Level.ERROR)])
+def test_with_swap_off_it_stops_commands_and_no_run(is_training_start, level):
+    problems = check(
+        parallel_optimizer_config("optimizer_level: level4", swap=False), is_training_start=is_training_start
+    ).problems
     assert [p.level for p in problems if p.rule == "parallel-optimizer"] == [level]
 
 

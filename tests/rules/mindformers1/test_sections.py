@@ -57,7 +57,7 @@ def test_a_model_has_its_settings():
 
 
 def test_in_a_run_with_swap_off_it_is_a_warning():
-    problems = check("{runner_config: {image_size: 224}}", is_run=True).problems
+    problems = check("{runner_config: {image_size: 224}}", is_training_start=True).problems
     assert [(p.rule, p.level) for p in problems] == [("section-refused", Level.WARNING)]
 
 

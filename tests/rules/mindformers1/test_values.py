@@ -74,7 +74,7 @@ def test_a_number_and_none_at_all_are_good():
 def test_in_a_run_with_swap_off_it_is_a_warning():
     text = TEXT.replace("True}", "False}") % "0"
     assert [p.level for p in check(text, None).problems] == [Level.ERROR]
-    assert [p.level for p in check(text, None, is_run=True).problems] == [Level.WARNING]
+    assert [p.level for p in check(text, None, is_training_start=True).problems] == [Level.WARNING]
 
 
 # Rule `swap-not-bool`.
@@ -113,7 +113,7 @@ def test_yaml_bools_pass(value):
     ],
 )
 def test_one_warning_and_in_a_run_no_error(section, place):
-    result = check(section, is_run=True)
+    result = check(section, is_training_start=True)
     problems = [(p.location.line, p.location.column, p.rule) for p in result.problems if p.rule != "section-refused"]
     assert problems == [(*place, "swap-off")]
     assert result.errors == () and result.policy == Policy()

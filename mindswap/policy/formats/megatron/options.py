@@ -125,13 +125,13 @@ def find_pasted_options(entries: Iterable[MappingEntry], section: str, file: str
     prefix = f"{section}." if section else ""
     names = ", ".join(f"{prefix}{key_text(entry.key)}" for entry in pasted)
     are = "is an option" if len(pasted) == 1 else "are options"
-    words = [word for entry in pasted for word in _as_words(option_name(str(entry.key)), entry.value)]
+    words = [word for entry in pasted for word in _command_words(option_name(str(entry.key)), entry.value)]
     command = f"mindswap convert --from megatron {' '.join(words)}".rstrip()
     fix = f"delete {'it' if len(pasted) == 1 else 'them'}; the same settings: {command} {file} -o FILE"
     return Finding(pasted[0].location, f"{names}: {are} of Megatron-LM, which MindFormers does not read", fix=fix)
 
 
-def _as_words(name: str, node: DocumentNode) -> list[str]:
+def _command_words(name: str, node: DocumentNode) -> list[str]:
     """An option and its values as on the command line; nothing for a flag that is off."""
     if isinstance(node.value, bool) or node.is_null:
         return [name] if node.value else []

@@ -21,7 +21,7 @@ class NamedOperators:
     layers: Layers
 
 
-def known_modules() -> dict[str, list[str]]:
+def megatron_module_names() -> dict[str, list[str]]:
     """The names that Megatron takes, for `recompute` and for `offload`."""
     return package_data("megatron/modules.json")["known"]
 
@@ -40,7 +40,7 @@ def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTree
     return tuple(found)
 
 
-def possible_modules(purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[str, ...]:
+def available_modules(purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[str, ...]:
     """The names that stand for something in a model."""
     names = _modules(purpose, use_legacy)
     return tuple(name for name in names if find_operators(name, purpose, use_legacy, trees))
@@ -73,7 +73,7 @@ def policy_of_megatron(
     `trees` are its layers; None if they are not known, which only module names need. Megatron has no distance like
     `num_prefetch_ops`, at which what is offloaded comes back.
     """
-    problems = find_problems(options, known_modules())
+    problems = find_problems(options, megatron_module_names())
     if not find_errors(problems):
         translation = _Translation(options, use_legacy, trees)
         policy = translation.policy(num_prefetch_ops)
@@ -152,7 +152,7 @@ class _Translation:
         for module in modules:
             operators = find_operators(module, purpose, self.use_legacy, self.trees)
             if not operators:
-                possible = ", ".join(possible_modules(purpose, self.use_legacy, self.trees))
+                possible = ", ".join(available_modules(purpose, self.use_legacy, self.trees))
                 self._add(Level.ERROR, field, f"nothing in {self.trees.source} is like '{module}'", possible)
             for named in operators:
                 found[named.pattern] = union_layers((found.get(named.pattern, NO_LAYERS), named.layers))

@@ -54,7 +54,7 @@ def read_settings(document: Document, num_layers: int | None = None) -> PolicySe
     recompute = RecomputeReader(parts, pipeline, document.is_legacy)
     if swap.is_enabled:
         recompute.read_section(document.get("recompute_config"))
-        recompute.read_own_section(document.get("mindswap"))
+        recompute.read_mindswap_section(document.get("mindswap"))
     return PolicySettings(
         is_swap_enabled=swap.is_enabled,
         use_legacy=document.is_legacy,
@@ -92,7 +92,7 @@ def _read_swap(document: Document, parts: Parts) -> _Swap:
     layer_swap, op_swap, prefetch = (_set(section.get(key)) for key in ("layer_swap", "op_swap", "default_prefetch"))
     if prefetch is not None and not is_prefetch(prefetch):
         parts.parse_issues.add_invalid_value("swap_config.default_prefetch", prefetch, Expect.PREFETCH)
-    if _asks_for_default_strategy(layer_swap, op_swap, prefetch):
+    if _is_default_strategy(layer_swap, op_swap, prefetch):
         return _default_strategy(swap, prefetch)
     found: list[Statement] = []
     if layer_swap is not None:
@@ -159,7 +159,7 @@ def _swap_entry(
         yield Statement(option, path, entry.location, *named, layers, f"{path}.layers", refs, *distance)
 
 
-def _asks_for_default_strategy(
+def _is_default_strategy(
     layer_swap: DocumentNode | None, op_swap: DocumentNode | None, prefetch: DocumentNode | None
 ) -> bool:
     """True without layer_swap and op_swap, or for what MindFormers' own config object makes of that.

@@ -21,7 +21,7 @@ from mindswap.policy.formats.mindformers1.settings import LayerRef, ParseIssues,
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers
 
 # Layers, and each index with its place.
-Found = tuple[Layers, tuple[LayerRef, ...]]
+ParsedLayers = tuple[Layers, tuple[LayerRef, ...]]
 
 
 # Pattern of an entry, None for whole layers; its key path and its place: as a `Statement` has them.
@@ -69,7 +69,7 @@ class Parts:
                 self.parse_issues.add_invalid_value(place_path, place, Expect.PATTERN)
         return patterns
 
-    def layers(self, node: DocumentNode, path: str, expect: Expect = Expect.LAYERS) -> Found:
+    def layers(self, node: DocumentNode, path: str, expect: Expect = Expect.LAYERS) -> ParsedLayers:
         """The layers at a place, and each index with its place."""
         if isinstance(node.value, bool):
             return (ALL_LAYERS if node.value else NO_LAYERS), ()
@@ -145,7 +145,7 @@ class RecomputeReader:
                 else:
                     self.parts.parse_issues.add_invalid_value(path, entry.value, Expect.BOOL)
 
-    def read_own_section(self, node: DocumentNode | None) -> None:
+    def read_mindswap_section(self, node: DocumentNode | None) -> None:
         """Read `mindswap`, the section of this package."""
         section = self.parts.section(node, "mindswap")
         if section is None:
@@ -177,14 +177,14 @@ class RecomputeReader:
                 self._add(option, path, node, (name, path, node.location), found, is_default=True)
 
     def _add(
-        self, option: str, path: str, node: DocumentNode, named: Named, found: Found, is_default: bool = False
+        self, option: str, path: str, node: DocumentNode, named: Named, found: ParsedLayers, is_default: bool = False
     ) -> None:
         layers, refs = found
         if layers or refs:
             statement = Statement(option, path, node.location, *named, layers, path, refs, is_default=is_default)
             self.statements.append(statement)
 
-    def _layers(self, node: DocumentNode, path: str, expect: Expect) -> Found:
+    def _layers(self, node: DocumentNode, path: str, expect: Expect) -> ParsedLayers:
         if is_stage_counts(node, self.pipeline, self.parts.num_layers):
             self.parts.parse_issues.stage_counts.append((path, node))
             return NO_LAYERS, ()

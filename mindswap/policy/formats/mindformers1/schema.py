@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from enum import Enum
 
-from mindswap.config.nodes import DocumentNode, expanded_size, is_whole_number
+from mindswap.config.nodes import DocumentNode, expanded_size, is_int
 from mindswap.files import package_data
 
 SWAP_KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
@@ -36,13 +36,13 @@ ENTRY_KEYS = {
     "op_swap value": ("backward_prefetch", "layers"),
 }
 # The place of each key, for messages about one that is found elsewhere.
-ENTRY_HOME = "an entry of "
-HOMES = {
+ENTRY_PREFIX = "an entry of "
+SECTION_OF_KEY = {
     **dict.fromkeys(SWAP_KEYS, "swap_config"),
     **dict.fromkeys(RECOMPUTE_KEYS, "recompute_config"),
     **dict.fromkeys(MINDSWAP_KEYS, "mindswap"),
-    "op_name": f"{ENTRY_HOME}op_swap",
-    **dict.fromkeys(ENTRY_KEYS["layer_swap"], f"{ENTRY_HOME}layer_swap or op_swap"),
+    "op_name": f"{ENTRY_PREFIX}op_swap",
+    **dict.fromkeys(ENTRY_KEYS["layer_swap"], f"{ENTRY_PREFIX}layer_swap or op_swap"),
 }
 PREFETCH_DEFAULT = 1
 # More layers than any model has; a larger index is refused even where the model is not known.
@@ -92,10 +92,10 @@ class Expect(Enum):
 
 def is_too_large(section: DocumentNode) -> bool:
     """Return whether a section stands for more than is read."""
-    return expanded_size(section, _own_size) > MAX_SECTION_SIZE
+    return expanded_size(section, _node_size) > MAX_SECTION_SIZE
 
 
-def _own_size(node: DocumentNode) -> int:
+def _node_size(node: DocumentNode) -> int:
     if node.entries is not None:
         return 1 + KEY_SIZE * len(node.entries)
     ends = RANGE.fullmatch(node.value) if isinstance(node.value, str) else None
@@ -109,13 +109,13 @@ def is_prefetch(node: DocumentNode) -> bool:
 
 def is_index(node: DocumentNode) -> bool:
     """True for an integer (a bool is none)."""
-    return is_whole_number(node.value)
+    return is_int(node.value)
 
 
-def find_count(nodes: Iterable[DocumentNode | None], least: int) -> int | None:
-    """The first that is a number of layers, from `least` on."""
+def find_count(nodes: Iterable[DocumentNode | None], minimum: int) -> int | None:
+    """The first that is a number of layers, from `minimum` on."""
     found = (node.value for node in nodes if node is not None and is_index(node))
-    return next((value for value in found if least <= value <= MAX_NUM_LAYERS), None)
+    return next((value for value in found if minimum <= value <= MAX_NUM_LAYERS), None)
 
 
 def is_pattern(node: DocumentNode) -> bool:

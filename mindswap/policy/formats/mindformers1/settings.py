@@ -12,7 +12,7 @@ from mindswap.config.characters import WIDE
 from mindswap.config.nodes import DocumentNode, MappingEntry, key_text, show
 from mindswap.config.pipeline_layout import Pipeline
 from mindswap.config.problem import Location
-from mindswap.policy.formats.mindformers1.schema import ENTRY_HOME, is_too_large
+from mindswap.policy.formats.mindformers1.schema import ENTRY_PREFIX, is_too_large
 from mindswap.policy.model import Layers
 from mindswap.policy.wording import closest_names
 
@@ -39,26 +39,26 @@ class InvalidValue:
 
 @dataclass(frozen=True, eq=False)
 class UnknownKey:
-    """A key that nothing reads; `known` are those that may stand there, in a section or in an entry of a list in it."""
+    """A key that is not in `allowed_keys`, in a section or in an entry of a list in it."""
 
     path: str
     entry: MappingEntry
-    known: tuple[str, ...]
+    allowed_keys: tuple[str, ...]
     is_in_entry: bool
 
-    def fix(self, homes: Mapping[Any, str], least: float = 0.6) -> str:
-        """The place where the key belongs, else the key that is meant, if one is that near.
+    def fix(self, section_of_key: Mapping[Any, str], min_similarity: float = 0.6) -> str:
+        """Return the fix: the section that the key belongs to, else the most similar allowed key, else deletion.
 
         Args:
-            homes: the place of each key of this version of MindFormers.
-            least: similarity of names, from 0 to 1.
+            section_of_key: section of each key of this version of MindFormers.
+            min_similarity: minimum similarity of a suggested name, from 0 to 1 (difflib).
         """
-        home = homes.get(self.entry.key, "")
-        if self.is_in_entry and home.startswith(ENTRY_HOME):
-            return f"move the entry to {home.removeprefix(ENTRY_HOME)}"
+        home = section_of_key.get(self.entry.key, "")
+        if self.is_in_entry and home.startswith(ENTRY_PREFIX):
+            return f"move the entry to {home.removeprefix(ENTRY_PREFIX)}"
         if home and not self.is_in_entry:
             return f"move it to {home}"
-        closest = closest_names(key_text(self.entry.key), self.known, least=least)
+        closest = closest_names(key_text(self.entry.key), self.allowed_keys, min_similarity=min_similarity)
         return f"write '{closest[0]}'" if closest else "delete it"
 
 
@@ -101,13 +101,13 @@ class ParseIssues:
         """Keep a value that does not fit."""
         self.invalid_values.append(InvalidValue(path, node, expect))
 
-    def check_keys(self, node: DocumentNode, path: str, known: tuple[str, ...], is_entry: bool = False) -> None:
+    def check_keys(self, node: DocumentNode, path: str, allowed_keys: tuple[str, ...], is_entry: bool = False) -> None:
         """Keep the keys of a mapping that are not known; of an entry of a list the missing ones, too."""
         for entry in node.unique_entries():
-            if entry.key not in known:
-                self.unknown_keys.append(UnknownKey(f"{path}.{key_text(entry.key)}", entry, known, is_entry))
+            if entry.key not in allowed_keys:
+                self.unknown_keys.append(UnknownKey(f"{path}.{key_text(entry.key)}", entry, allowed_keys, is_entry))
         if is_entry:
-            self.missing_keys += [MissingKey(path, node, key) for key in known if node.entry(key) is None]
+            self.missing_keys += [MissingKey(path, node, key) for key in allowed_keys if node.entry(key) is None]
 
 
 @dataclass(frozen=True)

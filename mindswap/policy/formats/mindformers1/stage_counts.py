@@ -6,7 +6,7 @@ Source: `LayerSetting._format_recompute_list` of mindformers 1.9.0.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mindswap.config.nodes import DocumentNode, is_whole_number, show
+from mindswap.config.nodes import DocumentNode, is_int, show
 from mindswap.config.pipeline_layout import Layout, LayoutError, Pipeline
 from mindswap.errors import MindswapError
 from mindswap.units import format_count
@@ -46,22 +46,22 @@ def read_counts(node: DocumentNode, layout: Layout) -> Counts:
         CountsError: if MindFormers would stop at it (or, for a negative count per stage, never come to an end).
     """
     if isinstance(node.value, bool):
-        return _of_rows(layout.sizes if node.value else [[0] * len(row) for row in layout.sizes])
+        return _counts_from_rows(layout.sizes if node.value else [[0] * len(row) for row in layout.sizes])
     if node.items is None:
-        raise CountsError(node, f"{show(node)} is {node.kind}", _meant_counts(node, layout))
+        raise CountsError(node, f"{show(node)} is {node.kind}", _suggest_counts(node, layout))
     _check_zero_bubble(node, layout)
     if all(isinstance(item.value, int) for item in node.items):
         return _read_per_stage(node, node.items, layout)
     if all(isinstance(item.value, str) for item in node.items):
-        return _of_rows(layout.sizes, ("MindFormers takes a list of strings here as True, whatever they say",))
+        return _counts_from_rows(layout.sizes, ("MindFormers takes a list of strings here as True, whatever they say",))
     return _read_per_chunk(node, node.items, layout)
 
 
-def _meant_counts(node: DocumentNode, layout: Layout) -> str:
+def _suggest_counts(node: DocumentNode, layout: Layout) -> str:
     """The list for one number: it counts layers of the only stage, or of each; "" if it is none."""
     if layout.is_zero_bubble_v:
         return _empty_rows(layout)
-    if not is_whole_number(node.value):
+    if not is_int(node.value):
         return ""
     num_stages = len(layout.sizes[0])
     counts = str([node.value] * num_stages)
@@ -73,7 +73,7 @@ def _empty_rows(layout: Layout) -> str:
     return f"{[[0] * len(row) for row in layout.sizes]}, with the counts that are meant"
 
 
-def _of_rows(rows: Sequence[Sequence[int]], warnings: Sequence[str] = ()) -> Counts:
+def _counts_from_rows(rows: Sequence[Sequence[int]], warnings: Sequence[str] = ()) -> Counts:
     return Counts(tuple(map(tuple, rows)), str([list(row) for row in rows]), tuple(warnings))
 
 
@@ -108,7 +108,7 @@ def _read_per_stage(node: DocumentNode, items: tuple[DocumentNode, ...], layout:
                 if left > 0 and dealt[chunk][stage] < row[stage]:
                     dealt[chunk][stage] += 1
                     left -= 1
-    return _of_rows(dealt, warnings)
+    return _counts_from_rows(dealt, warnings)
 
 
 def _read_per_chunk(node: DocumentNode, items: tuple[DocumentNode, ...], layout: Layout) -> Counts:
@@ -131,7 +131,7 @@ def _read_per_chunk(node: DocumentNode, items: tuple[DocumentNode, ...], layout:
             continue
         is_reversed = layout.is_zero_bubble_v and chunk == 1  # and so a copy
         entries = item.items[::-1] if is_reversed else item.items
-        rows.append(tuple(_cut_row(entries, sizes, chunk, warnings)))
+        rows.append(tuple(_clamp_row(entries, sizes, chunk, warnings)))
         written = [entry.value for entry in entries]
         is_rewritten |= not is_reversed and any(a is True or a > b for a, b in zip(written, rows[-1], strict=True))
         texts.append(str(list(rows[-1])))
@@ -139,7 +139,7 @@ def _read_per_chunk(node: DocumentNode, items: tuple[DocumentNode, ...], layout:
     return Counts(tuple(rows), f"[{', '.join(texts)}]", tuple(warnings), is_rewritten)
 
 
-def _cut_row(
+def _clamp_row(
     entries: tuple[DocumentNode, ...], sizes: tuple[int, ...], chunk: int, warnings: list[str]
 ) -> Iterator[int]:
     for position, entry in enumerate(entries):

@@ -24,9 +24,9 @@ from mindswap.config.problem import Level, Location, Problem, sort_problems
 from mindswap.policy.cell_tree import PatternError, is_match, split_pattern
 from mindswap.policy.formats.megatron.options import find_pasted_options, is_option_key
 from mindswap.policy.formats.mindformers1.schema import (
-    HOMES,
     RECOMPUTE_FLAGS,
     RECOMPUTE_KEYS,
+    SECTION_OF_KEY,
     SELECT_OPTIONS,
     Expect,
     default_operators,
@@ -114,7 +114,7 @@ def find_unknown_keys(document: Document) -> Iterator[Problem]:
     for entry in entries:
         if entry.key not in RECOMPUTE_KEYS and not is_option_key(entry.key):
             path = f"recompute_config.{key_text(entry.key)}"
-            fix = UnknownKey(path, entry, RECOMPUTE_KEYS, is_in_entry=False).fix(HOMES)
+            fix = UnknownKey(path, entry, RECOMPUTE_KEYS, is_in_entry=False).fix(SECTION_OF_KEY)
             yield Problem(entry.location, RULE, Level.ERROR, f"{path}: unknown key", allowed, fix)
 
 
@@ -149,7 +149,7 @@ class _Expansion:
         for option in SELECT_OPTIONS:
             self._read_select(option, nodes[option])
         for option in ("select_recompute", "select_comm_recompute"):
-            self._take_out(option)
+            self._apply_exclude(option)
         for key in RECOMPUTE_FLAGS:
             if key in values:
                 self._read_flag(key, values[key].value, nodes["recompute"])
@@ -210,11 +210,11 @@ class _Expansion:
             self.report(node.location, f"{path}: {warning}", Level.WARNING, fix=f"{last_key(path)}: {meant}")
         return counts
 
-    def _take_out(self, option: str) -> None:
+    def _apply_exclude(self, option: str) -> None:
         """Each name of the exclude option removes one like it from the select option, in every layer."""
         selected = self.found[option]
         for name, (excluded, _) in self.found[option + EXCLUDE].items():
-            pattern = next((one for one in selected if _is_alike(name, one)), None)
+            pattern = next((one for one in selected if _patterns_match(name, one)), None)
             entry, counts = selected.pop(pattern) if pattern is not None else (None, None)
             # Else nothing was selected, and nothing is lost.
             if entry is not None and counts is not None and any(map(any, counts.rows)):
@@ -295,7 +295,7 @@ class _Expansion:
         return tuple(lines)
 
 
-def _is_alike(left: str, right: str) -> bool:
+def _patterns_match(left: str, right: str) -> bool:
     """True if each part of one pattern, as a regular expression, matches that of the other."""
     left_parts, right_parts = split_pattern(left), split_pattern(right)
     if len(left_parts) != len(right_parts):

@@ -17,7 +17,7 @@ from mindswap.policy.wording import index_runs, name_indices
 
 
 @dataclass(frozen=True)
-class Swapped:
+class SwapTargets:
     """Swap settings for the other version.
 
     Attributes:
@@ -46,7 +46,7 @@ class ConvertedSettings:
 
 def to_2x(
     policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: LayerNames = LayerNames(),  # noqa: B008 frozen
-    by_tensor: Callable[[int], Swapped] | None = None, source: str = "assumed",
+    by_tensor: Callable[[int], SwapTargets] | None = None, source: str = "assumed",
 ) -> ConvertedSettings:  # fmt: skip
     """Convert a policy of MindFormers 1.9 to sections of 2.x.
 
@@ -80,7 +80,7 @@ def to_2x(
 
 def _swap_2x(
     policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: LayerNames, lost: list[str],
-    by_tensor: Callable[[int], Swapped] | None, origin: str,
+    by_tensor: Callable[[int], SwapTargets] | None, origin: str,
 ) -> dict[str, Any]:  # fmt: skip
     entries: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
     if not policy.is_swap_enabled or not entries:
@@ -168,7 +168,7 @@ def to_1_9(
     effect: SettingsEffect,
     num_layer_ops: int,
     use_legacy: bool,
-    by_tensor: Swapped | None = None,
+    by_tensor: SwapTargets | None = None,
     source: str = "assumed",
 ) -> ConvertedSettings:
     """Convert settings of MindFormers 2.x to sections of 1.9. Entries that 2.x ignores are not converted.

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from mindswap.config.edit import COMMENT_MARK, above_own_comment, after_line, apply_edits, line_start, newline_at
+from mindswap.config.edit import COMMENT_MARK, after_line, apply_edits, comment_block_start, line_start, newline_at
 from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level, Location, Problem, find_errors
 from mindswap.config.render import block_lines
@@ -29,7 +29,7 @@ _CELLS_2X = frozenset(
     {name.rpartition(".")[2] for name in LEGACY_CELLS.values()} | {"q_layernorm", "k_layernorm", "core_attention"}
 )
 # Legacy cells that only some models have: not what a name of 2.x is turned into.
-_SELDOM = {"attention.infer_attention", "attention.w_qkv", "attention.w", "feed_forward.w_gate_hidden"}
+_RARE_CELLS = {"attention.infer_attention", "attention.w_qkv", "attention.w", "feed_forward.w_gate_hidden"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ def patterns_to_2x(pattern: str, names: LayerNames, lost: list[str]) -> list[str
     if operators:
         lost.append(_shifted(pattern, operators))
     for path in kept:
-        others = [old for old, new in LEGACY_CELLS.items() if new == path and old not in _SELDOM and old not in found]
+        others = [
+            old for old, new in LEGACY_CELLS.items() if new == path and old not in _RARE_CELLS and old not in found
+        ]
         others = [old for old in others if any(node == old for node in _cells(names.layer_1_9))]
         if others:
             lost.append(f"'{pattern}': became '{path}', which does the work of {', '.join(others)}, too")
@@ -114,13 +116,13 @@ def pattern_to_1_9(path: str, use_legacy: bool, lost: list[str]) -> list[str]:
     if not use_legacy:
         return [r"\.".join(parts)]
     olds = [old for old, new in LEGACY_CELLS.items() if plain == new and not old.startswith("self_attention")]
-    olds = [old for old in olds if old not in _SELDOM]
+    olds = [old for old in olds if old not in _RARE_CELLS]
     if not olds:
         parent = next((n for n in sorted(set(LEGACY_CELLS.values()), key=len)[::-1] if plain.startswith(n + ".")), None)
         if parent is None:
             lost.append(f"'{path}': has no other name in the legacy models; look at it") if len(parts) > 1 else None
             return [r"\.".join(parts)]
-        heads = [old for old, new in LEGACY_CELLS.items() if new == parent and old not in _SELDOM]
+        heads = [old for old, new in LEGACY_CELLS.items() if new == parent and old not in _RARE_CELLS]
         olds = [old + plain[len(parent) :] for old in heads if not old.startswith("self_attention")]
     return [old.replace(".", r"\.") for old in olds]
 
@@ -152,7 +154,7 @@ def replace_sections(
         raise _refusal(file, "the sections cannot be replaced: the file is not written as `key:` in lines of their own")
     spans = [(key.start, max(key.end, value.end)) for key, value in root.entries if key.text in old]
     places = [
-        (above_own_comment(text, line_start(text, start), root.column), after_line(text, end)) for start, end in spans
+        (comment_block_start(text, line_start(text, start), root.column), after_line(text, end)) for start, end in spans
     ]
     kept = [c for start, end in places for c in _comments(text[start:end]) if not c.startswith(COMMENT_MARK)]
     block = [*kept, *(f"{COMMENT_MARK} {line}" for line in comment)]

@@ -7,7 +7,7 @@ from enum import Enum
 
 from mindswap.config.nodes import DocumentNode, is_huge
 from mindswap.config.problem import Location
-from mindswap.policy.formats.mindformers1.schema import ENTRY_HOME, MAX_NUM_LAYERS, SMALL_SECTION
+from mindswap.policy.formats.mindformers1.schema import ENTRY_PREFIX, MAX_NUM_LAYERS, SMALL_SECTION
 from mindswap.policy.formats.mindformers1.settings import ParseIssues
 
 # Lists of layers as MindFormers 2.x writes them: `5`, `'5'`, `0-19`.
@@ -60,11 +60,11 @@ SECTION_KEYS = {
     "recompute_comm": ("enable", "select_module"),
 }
 # The place of each key, for messages about one that is found elsewhere; of those that several sections have none.
-HOMES_2X = {
+SECTION_OF_KEY_2X = {
     **dict.fromkeys(("default_prefetch", "layer_swap", "op_swap"), "swap"),
     **dict.fromkeys(("mode", "full_recompute_layer", "exclude_op"), "recompute"),
-    "op_name": f"{ENTRY_HOME}op_swap",
-    "layers": f"{ENTRY_HOME}layer_swap or op_swap",
+    "op_name": f"{ENTRY_PREFIX}op_swap",
+    "layers": f"{ENTRY_PREFIX}layer_swap or op_swap",
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from mindswap.config.problem import Level, Location
 from mindswap.policy.cell_tree import load_layer_trees, match_pattern
 from mindswap.policy.formats.megatron.options import read_options, read_tokens
-from mindswap.policy.formats.megatron.policy import known_modules, policy_of_megatron, possible_modules
+from mindswap.policy.formats.megatron.policy import available_modules, megatron_module_names, policy_of_megatron
 from mindswap.policy.formats.megatron.validity import PlacementError, block_layers, group_ends, place_layers
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap
 from tests.builders import layer, trees
@@ -204,8 +204,8 @@ def test_dense_and_moe_layers_are_told_apart():
 @pytest.mark.parametrize("model", [LLAMA, LLAMA_PLAIN, QWEN3])
 @pytest.mark.parametrize("purpose", ["recompute", "offload"])
 def test_every_name_of_the_table_is_one_of_megatron(model, purpose):
-    possible = possible_modules(purpose, "arch" in model, load_layer_trees(model, 1))
-    assert possible and set(possible) <= set(known_modules()[purpose])
+    possible = available_modules(purpose, "arch" in model, load_layer_trees(model, 1))
+    assert possible and set(possible) <= set(megatron_module_names()[purpose])
 
 
 # what Megatron refuses
