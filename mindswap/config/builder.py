@@ -120,19 +120,19 @@ class Builder:
         return node, span
 
     def _keep_wide(self, event: yaml.ScalarEvent, span: Span, path: str, is_key: bool) -> None:
-        found = WIDE.search(self._text, span.start, span.end)
-        if found is None:
+        match = WIDE.search(self._text, span.start, span.end)
+        if match is None:
             return
         if event.start_mark is None:
             raise AssertionError("an event without a position")
         line, begin = event.start_mark.line + 1, event.start_mark.index
-        line += self._text.count("\n", begin, found.start())
+        line += self._text.count("\n", begin, match.start())
         # Counted from the last line break of the value, or from its start: the text before it may be long.
-        last_break = self._text.rfind("\n", begin, found.start())
-        column = found.start() - last_break if last_break >= 0 else event.start_mark.column + 1 + found.start() - begin
+        last_break = self._text.rfind("\n", begin, match.start())
+        column = match.start() - last_break if last_break >= 0 else event.start_mark.column + 1 + match.start() - begin
         location = Location(self.file, line, column)
         path = path.removesuffix("?") + key_text(event.value) if is_key else path
-        self._wide.append(WideCharacter(path, location, found[0], event.value, is_key))
+        self._wide.append(WideCharacter(path, location, match[0], event.value, is_key))
 
     def _collection(self, event: yaml.CollectionStartEvent, span: Span, path: str, depth: int) -> DocumentNode:
         location = self._location(event)
@@ -166,14 +166,14 @@ class Builder:
         pairs: list[_Pair] = []
         merged: list[tuple[Location, DocumentNode]] = []
         for event in self._parts(span):
-            place = self._location(event)
+            key_location = self._location(event)
             tag = self._tag(event, is_key=True) if isinstance(event, yaml.ScalarEvent) else ""
             name, key_span = self._value(event, join_path(path, "?"), depth, is_key=True)
             is_usable = name.items is None and name.entries is None
             if not is_usable:
-                self.report(place, "yaml-key", f"{name.kind} cannot be a key", "a string", "quote it")
-            elif tag != _MERGE and (first := first_of.setdefault(name.value, place)) is not place:
-                self._duplicates.append(DuplicateKey(join_path(path, name.value), place, first))
+                self.report(key_location, "yaml-key", f"{name.kind} cannot be a key", "a string", "quote it")
+            elif tag != _MERGE and (first := first_of.setdefault(name.value, key_location)) is not key_location:
+                self._duplicates.append(DuplicateKey(join_path(path, name.value), key_location, first))
             value_event = next(self._events)
             node, value_span = self._value(value_event, join_path(path, name.value if is_usable else "?"), depth)
             span.entries.append((key_span, value_span))
@@ -183,7 +183,7 @@ class Builder:
             elif is_usable:
                 # `flatten_mapping` compares texts of keys by identity, so the node has the text of the event itself.
                 text = event.value if isinstance(event, yaml.ScalarEvent) else str(name.value)
-                pairs.append((yaml.ScalarNode(tag, text), MappingEntry(name.value, place, node)))
+                pairs.append((yaml.ScalarNode(tag, text), MappingEntry(name.value, key_location, node)))
         merged_pairs = self._merge(merged, path, first_of) if merged else []
         added = {entry.key: entry for _, entry in merged_pairs if entry.key not in first_of}
         mapping = DocumentNode(location, entries=(*(entry for _, entry in pairs), *added.values()))
@@ -230,7 +230,7 @@ class Builder:
         return DocumentNode(self._location(event))
 
     def _merge(
-        self, merged: list[tuple[Location, DocumentNode]], path: str, own_keys: Mapping[object, object]
+        self, merged: list[tuple[Location, DocumentNode]], path: str, direct_keys: Mapping[object, object]
     ) -> list[_Pair]:
         """What `<<` adds, in the order of the installed PyYAML: its versions differ in which of two equal keys wins."""
         values: list[tuple[yaml.ScalarNode, yaml.Node]] = []
@@ -251,7 +251,7 @@ class Builder:
         flat = yaml.MappingNode(_MAP, values)
         self._scalars.flatten_mapping(flat)
         pairs: list[_Pair] = flat.value
-        self._warn_of_conflicts({entry.key: entry for _, entry in pairs}, sources, path, own_keys, merged[0][0])
+        self._warn_of_conflicts({entry.key: entry for _, entry in pairs}, sources, path, direct_keys, merged[0][0])
         return pairs
 
     def _warn_of_conflicts(
@@ -259,7 +259,7 @@ class Builder:
         entry_of: Mapping[object, MappingEntry],
         sources: Iterable[DocumentNode],
         path: str,
-        own_keys: Mapping[object, object],
+        direct_keys: Mapping[object, object],
         location: Location,
     ) -> None:
         """Warn of keys that two merged mappings have with different values: the version of PyYAML decides."""
@@ -267,7 +267,7 @@ class Builder:
             entry.key: entry
             for source in sources
             for entry in source.unique_entries()
-            if entry.key not in own_keys and not _is_same(entry.value, entry_of[entry.key].value)
+            if entry.key not in direct_keys and not _is_same(entry.value, entry_of[entry.key].value)
         }
         for key, entry in conflicts.items():
             message = (
@@ -278,11 +278,11 @@ class Builder:
             self.problems.append(Problem(location, "yaml-merge", Level.WARNING, message, fix=fix))
 
 
-def _is_same(one: DocumentNode, other: DocumentNode) -> bool:
+def _is_same(left: DocumentNode, right: DocumentNode) -> bool:
     """Return whether two values are the same node, or equal scalars."""
-    if one.items is not None or one.entries is not None or other.items is not None or other.entries is not None:
-        return one is other
-    return type(one.value) is type(other.value) and one.value == other.value
+    if left.items is not None or left.entries is not None or right.items is not None or right.entries is not None:
+        return left is right
+    return type(left.value) is type(right.value) and left.value == right.value
 
 
 def mark_location(file: str, mark: "yaml.Mark | yaml._yaml.Mark | None") -> Location:

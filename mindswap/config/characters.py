@@ -48,7 +48,7 @@ class WideCharacter:
 
 def to_ascii(text: str) -> str:
     """The text with the character of ASCII for each one that only looks like it."""
-    return WIDE.sub(lambda found: ASCII_OF[found[0]], text)
+    return WIDE.sub(lambda match: ASCII_OF[match[0]], text)
 
 
 def name_character(character: str) -> str:
@@ -60,6 +60,6 @@ def name_character(character: str) -> str:
 def find_wide(lines: list[str], first: int, last: int) -> Iterator[tuple[int, int, str]]:
     """Line and column, from 1, of each such character in code, in lines `first` to `last`, from 0."""
     for number in range(max(first, 0), min(last + 1, len(lines))):
-        code = re.sub(r"'[^']*'|\"[^\"]*\"|(?:^|(?<=\s))#.*", lambda found: "x" * len(found[0]), lines[number])
-        for found in WIDE.finditer(code):
-            yield number + 1, found.start() + 1, found[0]
+        code = re.sub(r"'[^']*'|\"[^\"]*\"|(?:^|(?<=\s))#.*", lambda match: "x" * len(match[0]), lines[number])
+        for match in WIDE.finditer(code):
+            yield number + 1, match.start() + 1, match[0]

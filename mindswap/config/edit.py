@@ -22,14 +22,14 @@ def line_start(text: str, index: int) -> int:
 
 def line_end(text: str, index: int) -> int:
     """Index of the end of the line of a place, before its line break."""
-    found = _BREAK.search(text, index)
-    return found.start() if found else len(text)
+    match = _BREAK.search(text, index)
+    return match.start() if match else len(text)
 
 
 def after_line(text: str, index: int) -> int:
     """Index of the beginning of the next line; the end of the text if there is none."""
-    found = _BREAK.search(text, index)
-    return found.end() if found else len(text)
+    match = _BREAK.search(text, index)
+    return match.end() if match else len(text)
 
 
 def line_above(text: str, start: int) -> int:
@@ -39,9 +39,9 @@ def line_above(text: str, start: int) -> int:
 
 def newline_at(text: str, index: int) -> str:
     """Line break of the line of a place; of the last line, that of the one above."""
-    found = _BREAK.search(text, index)
-    if found:
-        return found[0]
+    match = _BREAK.search(text, index)
+    if match:
+        return match[0]
     above = line_start(text, index)
     return next(iter(_BREAK.findall(text, max(above - 2, 0), above)[-1:]), "\n")
 
@@ -66,11 +66,11 @@ class Editor:
 
     def with_section(self, section: str, value: Mapping[Any, Any]) -> str:
         """The text with the value in place."""
-        found = self._find(section)
-        if found is None:
+        entry = self._find(section)
+        if entry is None:
             self._append_section(section, value)
         else:
-            key, span = found
+            key, span = entry
             self._refuse_shared_anchor(key, {id(span)})
             if not self._update_keys(key, span, value):
                 if self.root is None:
@@ -80,11 +80,11 @@ class Editor:
 
     def with_comment(self, section: str, comment: str) -> str:
         """The text with the comment right above the section, and without what stood there with our mark."""
-        found = self._find(section)
-        if found is None or self.root is None:
+        entry = self._find(section)
+        if entry is None or self.root is None:
             raise AssertionError("a comment for a section that is missing")
         # In a file of one pair of braces the line above a key may be the middle of a text.
-        below = self.root if self.root.is_flow else found[0]
+        below = self.root if self.root.is_flow else entry[0]
         start = line_start(self.text, below.start)
         first = comment_block_start(self.text, start, below.column)
         margin = " " * below.column
@@ -132,8 +132,8 @@ class Editor:
             elif not is_same(data, value[name]):
                 self._replace_value(span, key_span, old, value[name])
             ends.append(max(key_span.end, old.end))
-        known = {name for *_, name, _ in rows}
-        self._add_entries(span, {name: new for name, new in value.items() if name not in known}, kept[-1])
+        existing_keys = {name for *_, name, _ in rows}
+        self._add_entries(span, {name: new for name, new in value.items() if name not in existing_keys}, kept[-1])
         return True
 
     def _replace_value(self, parent: Span, key: Span, old: Span, new: object) -> None:
@@ -195,8 +195,8 @@ class Editor:
 
     def _insert_lines(self, index: int, lines: list[str]) -> None:
         """Below the line of a place."""
-        place = line_end(self.text, index)
-        self.edits.append((place, place, "".join(newline_at(self.text, place) + line for line in lines)))
+        position = line_end(self.text, index)
+        self.edits.append((position, position, "".join(newline_at(self.text, position) + line for line in lines)))
 
     def _step(self) -> int:
         """By how much the file indents."""

@@ -39,12 +39,12 @@ class Rule(Generic[C]):
 
     def check(self, context: C) -> Iterator[Problem]:
         """The problems that it finds."""
-        for found in self.find(context):
-            if isinstance(found, Problem):
-                yield found
+        for finding in self.find(context):
+            if isinstance(finding, Problem):
+                yield finding
             else:
-                level = found.level or self.level
-                yield Problem(found.location, self.id, level, found.message, found.allowed, found.fix)
+                level = finding.level or self.level
+                yield Problem(finding.location, self.id, level, finding.message, finding.allowed, finding.fix)
 
 
 def rule(level: Level, prefix: str = "") -> Callable[[Find[C]], Rule[C]]:
@@ -81,9 +81,9 @@ def count_equal(problems: Iterable[Problem]) -> Iterator[Problem]:
 def load_rules(package: str) -> dict[str, Rule[Any]]:
     """Every rule in the modules of a package by its id, in alphabetical order."""
     folder = importlib.import_module(package).__path__
-    modules = (importlib.import_module(f"{package}.{found.name}") for found in pkgutil.iter_modules(folder))
+    modules = (importlib.import_module(f"{package}.{module.name}") for module in pkgutil.iter_modules(folder))
     rules = (value for module in modules for value in vars(module).values() if isinstance(value, Rule))
-    return {found.id: found for found in sorted(rules, key=lambda found: found.id)}
+    return dict(sorted((value.id, value) for value in rules))
 
 
 # Warnings that a configuration does not want to hear: `mindswap: {ignore: [overlap]}`. Errors stay.
@@ -95,7 +95,7 @@ PATH = "mindswap.ignore"
 ALLOWED = "a list of rules, the words in brackets behind warnings: [overlap, recompute-wins]"
 
 
-def find_ignore_problems(document: Document, known: Collection[str]) -> Iterator[Problem]:
+def find_ignore_problems(document: Document, rule_ids: Collection[str]) -> Iterator[Problem]:
     """Problems of `mindswap.ignore`: no list, or names that no rule (of those known) has."""
     node = document.get("mindswap", "ignore")
     if node is None or node.is_null:
@@ -104,11 +104,11 @@ def find_ignore_problems(document: Document, known: Collection[str]) -> Iterator
         fix = f"ignore: [{node.value}]" if isinstance(node.value, str) else ""
         yield Problem(node.location, RULE, Level.ERROR, f"{PATH}: {show(node)} is {node.kind}", ALLOWED, fix)
     for item in node.items or ():
-        if item.value not in (*known, *OTHER_RULES):
+        if item.value not in (*rule_ids, *OTHER_RULES):
             message = f"{PATH}: there is no rule {show(item)}"
-            near = difflib.get_close_matches(str(item.value), (*known, *OTHER_RULES), 1)
+            near = difflib.get_close_matches(str(item.value), (*rule_ids, *OTHER_RULES), 1)
             fix = f"write {near[0]}" if near else "delete it"
-            yield Problem(item.location, RULE, Level.WARNING, message, ", ".join(sorted(known)), fix)
+            yield Problem(item.location, RULE, Level.WARNING, message, ", ".join(sorted(rule_ids)), fix)
 
 
 def split_ignored(
@@ -124,9 +124,9 @@ def split_ignored(
     """
     node = document.get("mindswap", "ignore")
     named = {item.value for item in (node.items if node is not None else None) or ()}
-    found = [problem for problem in sort_problems(count_equal(problems)) if problem.rule not in ignore]
+    reported = [problem for problem in sort_problems(count_equal(problems)) if problem.rule not in ignore]
 
     def is_unwanted(problem: Problem) -> bool:
         return problem.level is Level.WARNING and (problem.rule in named or problem.rule in silence)
 
-    return tuple(itertools.filterfalse(is_unwanted, found)), tuple(filter(is_unwanted, found))
+    return tuple(itertools.filterfalse(is_unwanted, reported)), tuple(filter(is_unwanted, reported))

@@ -273,17 +273,19 @@ def _find_piece_problems(document: Document) -> Iterator[Finding]:
     num_pieces = document.count("parallel_config", SEQUENCE_KEY)
     if node is None or num_pieces == 1:
         return
-    whole = f"{SEQUENCE_KEY}: 1"
+    unsplit = f"{SEQUENCE_KEY}: 1"
     if not document.is_legacy:
         message = f"{PATH}: MindFormers 1.9 cuts no sequences of newer models (use_legacy: False; base_trainer.py)"
-        yield Finding(node.location, message, "1", whole)
+        yield Finding(node.location, message, "1", unsplit)
         return
     if document.count("parallel_config", "pipeline_stage") == 1:
-        yield Finding(node.location, f"{PATH}: sequences are cut for a pipeline only", "pipeline_stage above 1", whole)
+        yield Finding(
+            node.location, f"{PATH}: sequences are cut for a pipeline only", "pipeline_stage above 1", unsplit
+        )
     length = document.count("model", "model_config", "seq_length")
     if length > 1 and length % num_pieces:
         message = f"{PATH}: {length} tokens of a sequence cannot be cut into {num_pieces} equal pieces"
-        yield Finding(node.location, message, f"a divisor of {length}", whole)
+        yield Finding(node.location, message, f"a divisor of {length}", unsplit)
     flash = document.get("model", "model_config", "use_flash_attention")
     if flash is not None and flash.value is False:
         message = f"{PATH}: pieces of sequences take flash attention (models/llama/llama_transformer.py)"
@@ -292,7 +294,7 @@ def _find_piece_problems(document: Document) -> Iterator[Finding]:
         excluded = document.get(*path)
         if excluded is not None and _is_on(excluded):
             message = f"{'.'.join(path)}: MindFormers refuses it beside {SEQUENCE_KEY} {num_pieces} ({source})"
-            yield Finding(excluded.location, message, f"{path[-1]}: False", f"{path[-1]}: False, or {whole}")
+            yield Finding(excluded.location, message, f"{path[-1]}: False", f"{path[-1]}: False, or {unsplit}")
 
 
 HALVES_KEY = "fine_grain_interleave"

@@ -96,15 +96,15 @@ def _first_difference(root: DocumentNode, data: object) -> Problem | None:
     return None
 
 
-def _difference(place: Location, path: str, one: str, other: str, *, is_exclusive: bool) -> Problem:
-    ours, theirs = (one, other) if is_exclusive else (other, one)
+def _difference(location: Location, path: str, left: str, right: str, *, is_exclusive: bool) -> Problem:
+    ours, theirs = (left, right) if is_exclusive else (right, left)
     message = f"{path}: PyYAML {yaml.__version__}, and so MindFormers, reads {theirs}, and mindswap {ours}"
     fix = "write the value in plain YAML, without a tag and without `<<`"
-    return Problem(place, "yaml-value", Level.ERROR, message, fix=fix)
+    return Problem(location, "yaml-value", Level.ERROR, message, fix=fix)
 
 
-def _is_same_scalar(one: object, other: object) -> bool:
-    return type(one) is type(other) and (one == other or (one != one and other != other))  # noqa: PLR0124 not a number
+def _is_same_scalar(left: object, right: object) -> bool:
+    return type(left) is type(right) and (left == right or (left != left and right != right))  # noqa: PLR0124 not a number
 
 
 def _find_deepest_mapping(node: yaml.Node) -> tuple[int, yaml.Mark] | None:
@@ -125,5 +125,5 @@ def _mappings_in(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _problem(file: str, mark: yaml.Mark | None, rule: str, message: str, allowed: str = "") -> Problem:
-    place = Location(file, mark.line + 1, mark.column + 1) if mark is not None else Location(file, 1, 1)
-    return Problem(place, rule, Level.ERROR, message, allowed)
+    location = Location(file, mark.line + 1, mark.column + 1) if mark is not None else Location(file, 1, 1)
+    return Problem(location, rule, Level.ERROR, message, allowed)

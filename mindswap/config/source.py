@@ -51,17 +51,17 @@ def with_model_of_folder(document: Document) -> Document:
         return document
     location = Location("--pretrained_model_dir") if named is None or given_folder() else named.location
     path = os.path.join(folder, CONFIG_NAME)  # noqa: PTH118 keeps "./" for messages
-    found = parse_file(path)
-    if found.root is None or found.root.entries is None:
-        reason = found.problems[0].message if found.problems else "is not a mapping"
+    model_file = parse_file(path)
+    if model_file.root is None or model_file.root.entries is None:
+        reason = model_file.problems[0].message if model_file.problems else "is not a mapping"
         message = f"{FOLDER_KEY}: the model is not known: {path}: {reason}"
         fix = "name a folder with the config.json of the model (weights are not needed), here or as"
         problem = Problem(location, FOLDER_RULE, Level.WARNING, message, fix=f"{fix} --pretrained_model_dir DIR")
         return replace(document, problems=(*document.problems, problem))
     model = root.get("model") or DocumentNode(location, entries=())
-    own = model.get("model_config") or DocumentNode(location, entries=())
-    merged = {entry.key: entry for entry in (*found.root.unique_entries(), *own.unique_entries())}
-    model = _with_entry(model, "model_config", DocumentNode(own.location, entries=tuple(merged.values())))
+    model_config = model.get("model_config") or DocumentNode(location, entries=())
+    merged = {entry.key: entry for entry in (*model_file.root.unique_entries(), *model_config.unique_entries())}
+    model = _with_entry(model, "model_config", DocumentNode(model_config.location, entries=tuple(merged.values())))
     return replace(document, root=_with_entry(root, "model", model))
 
 
@@ -100,11 +100,11 @@ def with_form(document: Document) -> Document:
     if root is None or find_errors(document.problems):
         return document
     keys = [key_text(entry.key) for entry in root.unique_entries()]
-    known = package_data("check/top_level.yaml")
-    if not set(known).isdisjoint(keys) or any(difflib.get_close_matches(key, known, 1, 0.75) for key in keys):
+    known_keys = package_data("check/top_level.yaml")
+    if not set(known_keys).isdisjoint(keys) or any(difflib.get_close_matches(key, known_keys, 1, 0.75) for key in keys):
         return document
-    what = f"its keys are {', '.join(keys[:MAX_SHOWN_KEYS])}" if keys else "it is empty"
-    message = f"the file is no configuration of MindFormers: {what}"
+    description = f"its keys are {', '.join(keys[:MAX_SHOWN_KEYS])}" if keys else "it is empty"
+    message = f"the file is no configuration of MindFormers: {description}"
     allowed = "a mapping with model, trainer, parallel_config, swap_config, ..."
     fix = "the YAML of a training (run_mindformer.py --config)"
     problem = Problem(root.location, FORM_RULE, Level.ERROR, message, allowed, fix)
@@ -148,9 +148,9 @@ class _Loader:
             wide += loaded.wide
             base.update((entry.key, entry) for entry in (loaded.root.entries if loaded.root else ()) or ())
         base.pop(BASE_CONFIG, None)
-        own = tuple(entry for entry in document.root.unique_entries() if entry.key != BASE_CONFIG)
+        file_entries = tuple(entry for entry in document.root.unique_entries() if entry.key != BASE_CONFIG)
         merger = _Merger()
-        root = merger.merge_entries(document.root, own, base.values())
+        root = merger.merge_entries(document.root, file_entries, base.values())
         problems += merger.problems
         unique_problems, unique_duplicates = tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(duplicates))
         return Document(document.file, root, unique_problems, unique_duplicates, wide=tuple(dict.fromkeys(wide)))
@@ -164,24 +164,24 @@ class _Merger:
         self.problems: list[Problem] = []
 
     def merge_entries(
-        self, node: DocumentNode, own: Iterable[MappingEntry], base: Iterable[MappingEntry]
+        self, node: DocumentNode, entries_of_file: Iterable[MappingEntry], base: Iterable[MappingEntry]
     ) -> DocumentNode:
         entries = {entry.key: entry for entry in base}
-        for entry in own:
+        for entry in entries_of_file:
             below = entries.get(entry.key)
             value = entry.value if below is None else self._merge(entry.value, below.value)
             entries[entry.key] = MappingEntry(entry.key, entry.location, value)
         return DocumentNode(node.location, entries=tuple(entries.values()))
 
-    def _merge(self, own: DocumentNode, base: DocumentNode) -> DocumentNode:
-        if own.entries and base.entries is None and not base.is_null:
+    def _merge(self, value: DocumentNode, base: DocumentNode) -> DocumentNode:
+        if value.entries and base.entries is None and not base.is_null:
             message = f"{BASE_CONFIG}: a mapping is merged into {base.kind} ({base.location}); MindFormers stops there"
-            self.problems.append(_problem(own, message, "a mapping in both files, or in none"))
-        if own.entries is None or base.entries is None:
-            return own
-        pair = (id(own), id(base))
+            self.problems.append(_problem(value, message, "a mapping in both files, or in none"))
+        if value.entries is None or base.entries is None:
+            return value
+        pair = (id(value), id(base))
         if pair not in self._merged:
-            self._merged[pair] = self.merge_entries(own, own.unique_entries(), base.unique_entries())
+            self._merged[pair] = self.merge_entries(value, value.unique_entries(), base.unique_entries())
         return self._merged[pair]
 
 

@@ -30,12 +30,12 @@ def syntax_problems(error: yaml.MarkedYAMLError, text: str, file: str, loader: t
     quote = _open_quote(error, text, loader)
     if quote is not None:
         return [_quote_problem(quote, text, file)]
-    place, begin = mark_location(file, error.problem_mark), error.context_mark
+    location, begin = mark_location(file, error.problem_mark), error.context_mark
     end = error.problem_mark
     if "flow" in (error.context or "") and begin is not None and end is not None and begin.line < end.line:
-        place = mark_location(file, begin)
+        location = mark_location(file, begin)
     message, allowed, fix = _describe(error, text)
-    return [Problem(place, RULE, Level.ERROR, message, allowed, fix)]
+    return [Problem(location, RULE, Level.ERROR, message, allowed, fix)]
 
 
 def _wide_characters(error: yaml.MarkedYAMLError, text: str, file: str, loader: type) -> Iterator[Problem]:
@@ -43,17 +43,18 @@ def _wide_characters(error: yaml.MarkedYAMLError, text: str, file: str, loader: 
     lines = text.splitlines()
     last = error.problem_mark.line if error.problem_mark is not None else len(lines) - 1
     first = min(last, error.context_mark.line if error.context_mark is not None else last) - 1
-    found = list(find_wide(lines, first, last))
-    if not found:
+    characters = list(find_wide(lines, first, last))
+    if not characters:
         return
-    mended = [to_ascii(line) if first <= number <= last else line for number, line in enumerate(lines)]
-    stop = _find_parser_stop("\n".join(mended), loader)
+    replaced = [to_ascii(line) if first <= number <= last else line for number, line in enumerate(lines)]
+    stop = _find_parser_stop("\n".join(replaced), loader)
     if stop is not None and stop <= last:
         return
-    for line, column, character in found:
+    for line, column, character in characters:
         message = f"YAML reads the character {name_character(character)} as text"
-        meant = to_ascii(character)
-        fix = f"write {repr(meant) if meant.strip() else 'a space' if meant else 'nothing'} in its place"
+        ascii_character = to_ascii(character)
+        substitute = repr(ascii_character) if ascii_character.strip() else "a space" if ascii_character else "nothing"
+        fix = f"write {substitute} in its place"
         yield Problem(Location(file, line, column), RULE, Level.ERROR, message, fix=fix)
 
 
@@ -77,8 +78,8 @@ def _open_quote(error: yaml.MarkedYAMLError, text: str, loader: type) -> tuple[i
             is_quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
             if is_quoted and _covers_key_line(lines, token.start_mark.line, token.end_mark.line):
                 return token.start_mark.line, token.start_mark.column
-    except yaml.MarkedYAMLError as found:
-        error = found
+    except yaml.MarkedYAMLError as scan_error:
+        error = scan_error
     except yaml.YAMLError:
         return None
     begin, end = error.context_mark, error.problem_mark
@@ -148,7 +149,7 @@ def _missing_key_problem(number: int) -> tuple[str, str, str]:
 
 def _escape_message(line: str, column: int) -> tuple[str, str, str]:
     r"""`"attention\.x"`: patterns are full of backslashes, and only single quotes leave them alone."""
-    quoted = next((found for found in re.finditer(r'"([^"]*)"', line) if found.start() <= column < found.end()), None)
+    quoted = next((match for match in re.finditer(r'"([^"]*)"', line) if match.start() <= column < match.end()), None)
     fix = f"single quotes: '{quoted[1]}'" if quoted is not None and "'" not in quoted[1] else "single quotes"
     return r"in double quotes '\' begins an escape, and this is none", "single quotes for patterns", fix
 

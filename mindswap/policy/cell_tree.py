@@ -51,11 +51,11 @@ class CellNode:
 
 @functools.lru_cache(maxsize=64)  # the planner calls it thousands of times for few trees
 def _primitives_by_cell_and_type(layer: CellNode) -> Mapping[tuple[str, str], Sequence[tuple[str, ...]]]:
-    found: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+    paths_by_cell: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     for path, node in layer.walk():
         if node.is_primitive:
-            found.setdefault((".".join(path[:-1]), node.type_name), []).append(path)
-    return found
+            paths_by_cell.setdefault((".".join(path[:-1]), node.type_name), []).append(path)
+    return paths_by_cell
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,8 @@ def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTre
         if names.isdisjoint(table["architectures"]):
             continue
         settings = table["defaults"] | {key: model_config[key] for key in table["defaults"] if key in model_config}
-        for key, (least, default) in table.get("switches", {}).items():
-            settings[key] = _number(model_config.get(key, default)) >= least
+        for key, (threshold, default) in table.get("switches", {}).items():
+            settings[key] = _number(model_config.get(key, default)) >= threshold
         for variant in table["variants"]:
             if all(settings.get(key) == value for key, value in variant["when"].items()):
                 made_with = " ".join(f"{name} {version}" for name, version in table["generated_with"].items())

@@ -73,11 +73,11 @@ class Coverage:
 
     def layers_by_class(self, layers: Layers) -> dict[int, tuple[int, ...]]:
         """Group layers by class; indices outside of the model are dropped."""
-        by_kind: dict[int, list[int]] = {}
+        indices_by_class: dict[int, list[int]] = {}
         for index in layers.resolve(self.num_layers):
             if 0 <= index < self.num_layers:
-                by_kind.setdefault(self.layer_class_of[index], []).append(index)
-        return {layer_class: tuple(indices) for layer_class, indices in by_kind.items()}
+                indices_by_class.setdefault(self.layer_class_of[index], []).append(index)
+        return {layer_class: tuple(indices) for layer_class, indices in indices_by_class.items()}
 
     def shared_operators(
         self, left: str | None, right: str | None, layers: Layers
@@ -112,8 +112,8 @@ def _always(**fields: Any) -> Callable[[Sequence[CellNode]], Policy]:
 
 def _select_recompute(trees: Sequence[CellNode]) -> Policy:
     """Return select recompute of the default operators, of legacy or newer models, that the model has."""
-    known = (*default_operators("select_recompute", True), *default_operators("select_recompute", False))
-    patterns = [pattern for pattern in known if any(match_pattern(pattern, tree) for tree in trees)]
+    default_patterns = (*default_operators("select_recompute", True), *default_operators("select_recompute", False))
+    patterns = [pattern for pattern in default_patterns if any(match_pattern(pattern, tree) for tree in trees)]
     return Policy(
         is_swap_enabled=True, select_recompute=tuple(OpRecompute(pattern, ALL_LAYERS) for pattern in patterns)
     )

@@ -36,10 +36,15 @@ def first_recompute_difference(before: Policy, after: Policy, num_layers: int, t
             continue
         old = recomputed_operators(before, index, trees.layers[index])
         new = recomputed_operators(after, index, trees.layers[index])
-        for what, was, will_be in zip(("recomputed", "recomputed in communication"), old, new, strict=True):
-            for only, when in ((set(was) - set(will_be), "before"), (set(will_be) - set(was), "after")):
+        for kind, old_operators, new_operators in zip(
+            ("recomputed", "recomputed in communication"), old, new, strict=True
+        ):
+            for only, when in (
+                (set(old_operators) - set(new_operators), "before"),
+                (set(new_operators) - set(old_operators), "after"),
+            ):
                 if only:
-                    return f"in layer {index} only {when} {what}: {format_names(sorted(only))}"
+                    return f"in layer {index} only {when} {kind}: {format_names(sorted(only))}"
     return ""
 
 
@@ -49,8 +54,8 @@ def map_layers(policy: Policy, change: Callable[[Layers], Layers], options: Iter
         option: tuple(replace(entry, layers=change(entry.layers)) for entry in getattr(policy, option))
         for option in options
     }
-    whole, output = change(policy.layer_recompute), change(policy.output_recompute)
-    return replace(policy, layer_recompute=whole, output_recompute=output, **entries)
+    layer_recompute, output_recompute = change(policy.layer_recompute), change(policy.output_recompute)
+    return replace(policy, layer_recompute=layer_recompute, output_recompute=output_recompute, **entries)
 
 
 # Policies for truncated models: each layer has the settings of the layer of the full model that it represents.
@@ -77,8 +82,10 @@ def truncated_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
         return Layers(tuple(i for i, layer in enumerate(kept) if layer in layers))
 
     changed = map_layers(policy, truncate)
-    left: dict[str, Any] = {name: [entry for entry in getattr(changed, name) if entry.layers] for name in ENTRY_FIELDS}
-    return replace(changed, **left)
+    remaining: dict[str, Any] = {
+        name: [entry for entry in getattr(changed, name) if entry.layers] for name in ENTRY_FIELDS
+    }
+    return replace(changed, **remaining)
 
 
 # Sections of a configuration for a policy.

@@ -57,14 +57,14 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 1, min_simi
     best: list[tuple[float, str]] = []
     for candidate in candidates:
         matcher.set_seq1(candidate.lower()[:MAX_COMPARED_CHARS])
-        worst = best[-1][0] if len(best) == limit else -1.0
-        like = 1.0
-        for at_most in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio):  # ever dearer, ever closer
-            if (like := min(like, at_most())) < min_similarity or like <= worst:
+        lowest_kept = best[-1][0] if len(best) == limit else -1.0
+        similarity = 1.0
+        for upper_bound in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio):  # ever dearer, ever closer
+            if (similarity := min(similarity, upper_bound())) < min_similarity or similarity <= lowest_kept:
                 break
         else:
-            best = sorted([*best, (like, candidate)], key=lambda pair: -pair[0])[:limit]
-    return [near for _, near in best]
+            best = sorted([*best, (similarity, candidate)], key=lambda pair: -pair[0])[:limit]
+    return [candidate_name for _, candidate_name in best]
 
 
 def last_key(path: str) -> str:

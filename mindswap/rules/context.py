@@ -109,7 +109,7 @@ class RecomputeIndex:
             tree = self._coverage.layer_classes[self._coverage.layer_class_of[layer_index]]
             decided = resolve_layer(self._policy, layer_index, tree).operators()
             self._operators[layer_index] = frozenset(
-                ".".join(path) for path, found in decided.items() if found.treatment is Treatment.RECOMPUTE
+                ".".join(path) for path, decision in decided.items() if decision.treatment is Treatment.RECOMPUTE
             )
         return self._operators[layer_index]
 

@@ -32,5 +32,5 @@ def find_part(part: Part, path: str, node: DocumentNode | None, location: Locati
         elif entry is not None:
             path, node = f"{path}.{key_text(step)}", entry.value
             location = entry.location if part.is_key else entry.value.location
-    is_shown = node is not None and node.entries is None and not part.is_key
-    return path, f" {show(node)}:" if is_shown else "", location
+    has_value = node is not None and node.entries is None and not part.is_key
+    return path, f" {show(node)}:" if has_value else "", location

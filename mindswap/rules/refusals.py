@@ -91,9 +91,9 @@ class Values:
 
         A fragment has none, nor has a file whose model is in a folder that cannot be read here.
         """
-        is_known = all(problem.rule != FOLDER_RULE for problem in self.document.problems)
+        has_model = all(problem.rule != FOLDER_RULE for problem in self.document.problems)
         sections = (self.document.get("runner_config"), self.document.get("model", "model_config"))
-        return is_known and None not in sections
+        return has_model and None not in sections
 
     @property
     def is_newer(self) -> bool:

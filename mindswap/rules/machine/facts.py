@@ -58,8 +58,8 @@ class Software:
 
     def version(self, name: str) -> str:
         """Of the copy that is imported; "" if there is none."""
-        found = self.packages.get(name, ())
-        return found[0].version if found else ""
+        copies = self.packages.get(name, ())
+        return copies[0].version if copies else ""
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def gather_job(document: Document, environ: Mapping[str, str], num_cards: int) -
         return CheckedJob(document.file, is_pynative=True)
     checked = check_document(document, environ=environ, ignore={"lazy-inline-env"}, is_training_start=True)
     step = read_step_settings(document)
-    stated = document.value("load_checkpoint")
-    checkpoint = stated if isinstance(stated, str) else ""
+    load_checkpoint = document.value("load_checkpoint")
+    checkpoint = load_checkpoint if isinstance(load_checkpoint, str) else ""
     return CheckedJob(
         document.file,
         num_errors=len(checked.errors),
@@ -154,18 +154,20 @@ def _swapped_bytes(document: Document, step: StepSettings, policy: Policy | None
     if policy is None or not policy.is_swap_enabled or not is_int(hidden) or not num_layers:
         return 0
     swaps: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
-    named = union_layers([entry.layers for entry in swaps]).resolve(num_layers)
+    swapped_layers = union_layers([entry.layers for entry in swaps]).resolve(num_layers)
     num_stages = step.pipeline.num_stages
-    held = min(step.num_micro_batches, num_stages)
-    one = layer_activation_bytes(step.seq_length, step.batch_size, hidden, step.model_parallel * step.context_parallel)
-    return one * -(-len(named) // num_stages) * held
+    num_in_flight = min(step.num_micro_batches, num_stages)
+    layer_bytes = layer_activation_bytes(
+        step.seq_length, step.batch_size, hidden, step.model_parallel * step.context_parallel
+    )
+    return layer_bytes * -(-len(swapped_layers) // num_stages) * num_in_flight
 
 
-def _size_of(place: Path) -> int:
+def _size_of(path: Path) -> int:
     """Of the checkpoint files of one copy: of a folder `rank_0`, ... all ranks together are one."""
     try:
-        if place.is_file():
-            return place.stat().st_size
-        return sum(path.stat().st_size for path in place.rglob("*") if path.suffix in _CHECKPOINTS)
+        if path.is_file():
+            return path.stat().st_size
+        return sum(file.stat().st_size for file in path.rglob("*") if file.suffix in _CHECKPOINTS)
     except OSError:
         return 0

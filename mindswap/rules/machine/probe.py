@@ -27,14 +27,14 @@ def gather_software(environ: Mapping[str, str], root: Path = Path("/"), path: Se
     """Installed software; `root`: of the file system, `path`: folders that Python imports from."""
     packages: dict[str, list[Package]] = {}
     for folder in dict.fromkeys(sys.path if path is None else path):
-        for found in importlib.metadata.distributions(path=[folder or "."]):
-            name = re.sub(r"[-_.]+", "-", found.metadata["Name"] or "").lower()
-            packages.setdefault(name, []).append(Package(found.version, folder))
+        for copies in importlib.metadata.distributions(path=[folder or "."]):
+            name = re.sub(r"[-_.]+", "-", copies.metadata["Name"] or "").lower()
+            packages.setdefault(name, []).append(Package(copies.version, folder))
     packages["PyYAML"] = packages.pop("pyyaml", [])
     cann_folder, cann = _find_cann(environ, root)
     return Software(
         python=sys.version_info[:2],
-        packages={name: tuple(found) for name, found in packages.items()},
+        packages={name: tuple(copies) for name, copies in packages.items()},
         mindswap_version=__version__,
         mindswap_folder=str(Path(__file__).parents[2]),
         cann_of_mindspore=_cann_of_mindspore(packages.get("mindspore", [])),
@@ -104,8 +104,8 @@ def _read(path: Path) -> str:
 
 def _find(pattern: str, path: Path) -> str:
     """The group of a pattern in a file; "" where it is not there."""
-    found = re.search(pattern, _read(path), re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(pattern, _read(path), re.MULTILINE)
+    return match[1] if match else ""
 
 
 def host_memory(root: Path = Path("/")) -> int | None:
@@ -136,10 +136,10 @@ def _listening(table: str) -> set[int]:
 
 def _read_ranges(text: str) -> set[int]:
     """Numbers of a list such as `0-3,8`."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for low, high in re.findall(r"(\d+)(?:-(\d+))?", text):
-        found.update(range(int(low), int(high or low) + 1))
-    return found
+        numbers.update(range(int(low), int(high or low) + 1))
+    return numbers
 
 
 def _read_pair(text: str) -> tuple[int, int] | None:

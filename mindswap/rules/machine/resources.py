@@ -53,15 +53,15 @@ def _find_ports(facts: MachineFacts) -> Iterator[Diagnosis]:
         yield diagnosis("master-port", port=DEFAULT_MASTER_PORT)
     base = facts.environ.get("HCCL_IF_BASE_PORT", "")
     first = int(base) if base.isdecimal() and len(base) < 6 else HCCL_BASE_PORT
-    wanted = range(first, first + NUM_HCCL_PORTS)
-    taken = sorted(machine.ports.intersection(wanted))
+    hccl_ports = range(first, first + NUM_HCCL_PORTS)
+    taken = sorted(machine.ports.intersection(hccl_ports))
     if taken:
-        yield diagnosis("hccl-ports", taken=", ".join(map(str, taken)), first=first, last=wanted[-1])
+        yield diagnosis("hccl-ports", taken=", ".join(map(str, taken)), first=first, last=hccl_ports[-1])
     if machine.ephemeral_ports and facts.software.num_cards:
         low, high = machine.ephemeral_ports
-        given = [number for number in wanted if low <= number <= high and number not in machine.reserved_ports]
+        given = [number for number in hccl_ports if low <= number <= high and number not in machine.reserved_ports]
         if given and not taken:
-            yield diagnosis("hccl-ports-not-reserved", low=given[0], high=given[-1], first=first, last=wanted[-1])
+            yield diagnosis("hccl-ports-not-reserved", low=given[0], high=given[-1], first=first, last=hccl_ports[-1])
 
 
 def find_in_job(facts: MachineFacts) -> Iterator[Diagnosis]:
@@ -90,5 +90,5 @@ _CHECKS = (find_in_software, find_in_environment, find_in_machine, find_in_job)
 
 def examine(facts: MachineFacts) -> tuple[Diagnosis, ...]:
     """Faults, errors first."""
-    found = [finding for check in _CHECKS for finding in check(facts)]
-    return tuple(sorted(found, key=lambda finding: finding.severity is not Level.ERROR))
+    findings = [finding for check in _CHECKS for finding in check(facts)]
+    return tuple(sorted(findings, key=lambda finding: finding.severity is not Level.ERROR))

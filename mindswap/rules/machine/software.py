@@ -73,13 +73,13 @@ def installed_code(name: str) -> str:
         return ""
     module = Path(spec.origin)
     try:
-        found = distribution(name)
+        package = distribution(name)
     except PackageNotFoundError:
-        found = None
-    if found and found.read_text("RECORD"):
-        of_release = Path(str(found.locate_file(f"{name}/__init__.py")))
+        package = None
+    if package and package.read_text("RECORD"):
+        of_release = Path(str(package.locate_file(f"{name}/__init__.py")))
         if of_release.resolve() == module.resolve():
-            return found.version
+            return package.version
     files = sorted(path for path in module.parent.rglob("*") if path.suffix in (".py", ".so") and path.is_file())
     states = [(path, path.stat()) for path in files]
     return make_key(files=[[str(path), state.st_size, state.st_mtime_ns] for path, state in states])
@@ -148,7 +148,9 @@ def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
         yield diagnosis("driver-missing", cann=cann)
     # The mindswap that workers import is the first on their path: another one than this is a trap.
     copies = software.packages.get("mindswap", ())
-    others = ", ".join(f"{one.version} in {one.folder}" for one in copies if one.version != software.mindswap_version)
+    others = ", ".join(
+        f"{copy.version} in {copy.folder}" for copy in copies if copy.version != software.mindswap_version
+    )
     if others:
         yield diagnosis(
             "stale-plugin", version=software.mindswap_version, folder=software.mindswap_folder, others=others
@@ -160,19 +162,19 @@ def find_in_environment(facts: MachineFacts) -> Iterator[Diagnosis]:
     environ, interfaces = facts.environ, facts.machine.interfaces
     if environ.get("ENABLE_LAZY_INLINE_NO_PIPELINE", "").strip() == "0":
         yield diagnosis("lazy-inline-env")
-    left = [name for name in _WORKER_VARIABLES if environ.get(name)]
-    if left:
-        variables = ", ".join(f"{name}={environ[name]}" for name in left)
-        yield diagnosis("worker-variables", variables=variables, words=" ".join(left))
+    leftover = [name for name in _WORKER_VARIABLES if environ.get(name)]
+    if leftover:
+        variables = ", ".join(f"{name}={environ[name]}" for name in leftover)
+        yield diagnosis("worker-variables", variables=variables, words=" ".join(leftover))
     if level := environ.get("MS_SIMULATION_LEVEL"):
         yield diagnosis("simulation-level", value=level)
     for name in _INTERFACE_VARIABLES:
         # "=eth0" is exactly this one, "eth" all that begin so, "^eth" none of these.
-        wanted = [part.lstrip("=") for part in environ.get(name, "").split(",") if part and not part.startswith("^")]
-        is_found = any(found.startswith(part) for part in wanted for found in interfaces)
-        if wanted and interfaces and not is_found:
-            there = ", ".join(sorted(interfaces))
-            yield diagnosis("network-interface", name=name, value=environ[name], interfaces=there)
+        prefixes = [part.lstrip("=") for part in environ.get(name, "").split(",") if part and not part.startswith("^")]
+        is_present = any(interface.startswith(part) for part in prefixes for interface in interfaces)
+        if prefixes and interfaces and not is_present:
+            available = ", ".join(sorted(interfaces))
+            yield diagnosis("network-interface", name=name, value=environ[name], interfaces=available)
     timeout = environ.get("HCCL_CONNECT_TIMEOUT", "")
     if timeout and (not re.fullmatch(r"\d{1,6}", timeout) or not 120 <= int(timeout) <= 7200):
         yield diagnosis("hccl-timeout", value=timeout)

@@ -66,15 +66,17 @@ def _fusion(
     return of_parts(f"fusion-{name}", FUSION, parts, message, allowed, fix)
 
 
-def _unknown(name: str, path: str, known: Collection[str], allowed: str = "") -> Refusal:
+def _unknown(name: str, path: str, known_keys: Collection[str], allowed: str = "") -> Refusal:
     """Return the refusal of keys of a section that MindSpore does not know."""
 
     def parts(v: Values) -> list[Part]:
         section = v(path)
-        return [Part((key,), is_key=True) for key in section if key not in known] if isinstance(section, dict) else []
+        return (
+            [Part((key,), is_key=True) for key in section if key not in known_keys] if isinstance(section, dict) else []
+        )
 
     return of_parts(
-        name, path, parts, "MindSpore does not know this key", allowed or ", ".join(sorted(known)), "delete it"
+        name, path, parts, "MindSpore does not know this key", allowed or ", ".join(sorted(known_keys)), "delete it"
     )
 
 

@@ -59,18 +59,20 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
     swaps = () if is_cast_after_gather else context.settings.of("op_swap")
     for statement in (*swaps, *context.settings.of("select_recompute")):
         layer_classes = coverage.layers_by_class(statement.layers)
-        named = {name for kind in layer_classes for name in coverage.operators(statement.pattern, kind)}
+        named = {name for layer_class in layer_classes for name in coverage.operators(statement.pattern, layer_class)}
         casts = {
-            name for kind in layer_classes for name in _primitives(coverage.layer_classes[kind], LINEAR_CELLS, "Cast")
+            name
+            for layer_class in layer_classes
+            for name in _primitives(coverage.layer_classes[layer_class], LINEAR_CELLS, "Cast")
         }
         if named and named <= casts:
-            what = "swapped" if statement.option == "op_swap" else "recomputed"
-            stays = f"would be kept in {stored} instead" if is_cast_after_gather else f"is never {what}"
+            participle = "swapped" if statement.option == "op_swap" else "recomputed"
+            consequence = f"would be kept in {stored} instead" if is_cast_after_gather else f"is never {participle}"
             message = (
                 f"{statement.pattern_path}: {format_names(sorted(named))} "
                 f"{'casts a weight' if len(named) == 1 else 'cast weights'} that the parallel optimizer gathers from "
                 f"{sharding.num_ranks} ranks; backward reads the full weight, the output of the AllGather, "
-                f"which {stays}: this frees nothing"
+                f"which {consequence}: this frees nothing"
             )
             fix = "delete it"
             if is_cast_after_gather:  # with accumulation, MindSpore 2.9 does not compile level3 with half precision
@@ -81,12 +83,12 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
             yield Finding(statement.pattern_location, message, fix=fix)
 
 
-def _primitives(cell: CellNode, cells: Sequence[str], kind: str, path: tuple[str, ...] = ()) -> Iterator[str]:
+def _primitives(cell: CellNode, cells: Sequence[str], type_name: str, path: tuple[str, ...] = ()) -> Iterator[str]:
     """Paths of the primitives of a type that cells of some types have themselves; no types stand for every cell."""
     for child in cell.children:
-        if child.is_primitive and child.type_name == kind and (not cells or cell.type_name in cells):
+        if child.is_primitive and child.type_name == type_name and (not cells or cell.type_name in cells):
             yield ".".join((*path, child.name))
-        yield from _primitives(child, cells, kind, (*path, child.name))
+        yield from _primitives(child, cells, type_name, (*path, child.name))
 
 
 @rule(Level.WARNING)
@@ -140,9 +142,11 @@ def comm_recompute(context: Context) -> Iterator[Finding]:
         return
     for statement in context.as_applied().settings.of("select_comm_recompute"):
         layer_classes = coverage.layers_by_class(statement.layers)
-        named = {name for kind in layer_classes for name in coverage.operators(statement.pattern, kind)}
+        named = {name for layer_class in layer_classes for name in coverage.operators(statement.pattern, layer_class)}
         reshapes = {
-            name for kind in layer_classes for name in _primitives(coverage.layer_classes[kind], ("Linear",), "Reshape")
+            name
+            for layer_class in layer_classes
+            for name in _primitives(coverage.layer_classes[layer_class], ("Linear",), "Reshape")
         }
         if named and reshapes and not named & reshapes:
             message = (
@@ -172,18 +176,20 @@ def kept_by_reshape(context: Context) -> Iterator[Finding]:
     coverage, applied = context.coverage, context.as_applied()
     if coverage is None or not context.settings.use_legacy:  # newer models recompute their reshapes themselves
         return
-    found: dict[Location, tuple[Statement, dict[str, set[str]], set[int]]] = {}  # default operators have one place
+    kept_by_location: dict[
+        Location, tuple[Statement, dict[str, set[str]], set[int]]
+    ] = {}  # default operators have one place
     for statement in applied.settings.of("select_recompute"):
-        _, kept, layers = found.setdefault(statement.pattern_location, (statement, {}, set()))
-        for kind, indices in coverage.layers_by_class(statement.layers).items():
-            views = set(_primitives(coverage.layer_classes[kind], (), "Reshape"))
-            named = coverage.operators(statement.pattern, kind)
+        _, kept, layers = kept_by_location.setdefault(statement.pattern_location, (statement, {}, set()))
+        for layer_class, indices in coverage.layers_by_class(statement.layers).items():
+            views = set(_primitives(coverage.layer_classes[layer_class], (), "Reshape"))
+            named = coverage.operators(statement.pattern, layer_class)
             for layer in indices:
-                held = _views_kept(named, coverage.trees.uses, views - applied.recomputed_operators(layer))
-                if held.keys() == named:
-                    kept |= held
+                views_of_operator = _views_kept(named, coverage.trees.uses, views - applied.recomputed_operators(layer))
+                if views_of_operator.keys() == named:
+                    kept |= views_of_operator
                     layers.add(layer)
-    for statement, kept, layers in found.values():
+    for statement, kept, layers in kept_by_location.values():
         if kept:
             yield _kept_finding(statement, kept, Layers(layers))
 

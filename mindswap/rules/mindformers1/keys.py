@@ -57,13 +57,13 @@ def unknown_key(context: Context) -> Iterator[Finding]:
     for unknown in parse_issues.unknown_keys:
         if is_option_key(unknown.entry.key):
             continue  # an option of Megatron-LM, of which the command is named above
-        meant_key = renamed.get(id(unknown))
+        missing_key = renamed.get(id(unknown))
         # MindFormers refuses unknown keys of the section itself (tools/register/template.py).
         is_refused = unknown.path.count(".") == 1
         level = context.refusal_level if is_refused else context.swap_error_level
-        if meant_key is not None:
-            message = f"{unknown.path}: no such key; '{meant_key.key}' is missing"
-            fix = f"rename it: {meant_key.key}: {show(unknown.entry.value)}"
+        if missing_key is not None:
+            message = f"{unknown.path}: no such key; '{missing_key.key}' is missing"
+            fix = f"rename it: {missing_key.key}: {show(unknown.entry.value)}"
         elif is_misspelled_switch(document, unknown):
             message = f"{unknown.path}: no such key; 'swap' is missing, so swap would be off"
             fix, level = "rename it: swap: True", Level.ERROR
@@ -74,11 +74,11 @@ def unknown_key(context: Context) -> Iterator[Finding]:
     for entry in document.root.unique_entries() if document.root is not None else ():
         if entry.key in SECTIONS:
             continue
-        meant = closest_names(key_text(entry.key), SECTIONS, min_similarity=0.82)
-        if meant and document.get(meant[0]) is None:
+        suggestion = closest_names(key_text(entry.key), SECTIONS, min_similarity=0.82)
+        if suggestion and document.get(suggestion[0]) is None:
             message = f"{key_text(entry.key)}: this key is not used by anything"
             entry_level = None if _enables_anything(entry.value) else Level.WARNING
-            yield Finding(entry.location, message, fix=f"write '{meant[0]}'", level=entry_level)
+            yield Finding(entry.location, message, fix=f"write '{suggestion[0]}'", level=entry_level)
         else:
             yield from _misplaced(context, entry)
 
@@ -100,9 +100,9 @@ def _pasted_options(context: Context) -> Iterator[tuple[Finding, Level]]:
         if section == "recompute_config" and not is_on:
             continue
         node = document.get(section) if section else document.root
-        found = find_pasted_options(node.unique_entries() if node is not None else (), section, document.file)
-        if found is not None:
-            yield found, context.swap_error_level if section else Level.WARNING
+        finding = find_pasted_options(node.unique_entries() if node is not None else (), section, document.file)
+        if finding is not None:
+            yield finding, context.swap_error_level if section else Level.WARNING
 
 
 def _enables_anything(section: DocumentNode) -> bool:
@@ -115,16 +115,16 @@ def _enables_anything(section: DocumentNode) -> bool:
 def _renamed_keys(settings: PolicySettings) -> dict[int, MissingKey]:
     """Unknown keys of entries (by `id`) that stand where a required one is missing and sound like it."""
     missing = {(key.path, key.key): key for key in settings.parse_issues.missing_keys}
-    found: dict[int, MissingKey] = {}
+    renamed: dict[int, MissingKey] = {}
     for unknown in settings.parse_issues.unknown_keys:
         parent, name = unknown.path.rpartition(".")[0], str(unknown.entry.key).lower()
         for required in unknown.allowed_keys:
             is_part = len(name) > 2 and (name in required or required in name)
             is_like = is_part or bool(closest_names(name, [required], min_similarity=0.75))
             if is_like and (parent, required) in missing:
-                found[id(unknown)] = missing.pop((parent, required))
+                renamed[id(unknown)] = missing.pop((parent, required))
                 break
-    return found
+    return renamed
 
 
 def _misplaced(context: Context, entry: MappingEntry) -> Iterator[Finding]:

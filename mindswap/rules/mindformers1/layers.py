@@ -48,23 +48,23 @@ def layer_out_of_range(context: Context) -> Iterator[Finding]:
     Layers of multi-token prediction have no index of their own: MindFormers 1.9 gives them that of the last layer.
     """
     limit = context.num_layers or MAX_NUM_LAYERS
-    known_from = f" (num_layers: {limit})" if context.num_layers else ""
+    source = f" (num_layers: {limit})" if context.num_layers else ""
     wrong: dict[tuple[str, Location], set[int]] = {}
     for statement in context.settings.statements:
         for ref in statement.layer_refs:
             if not 0 <= ref.index < limit:
                 wrong.setdefault((statement.layers_path, ref.location), set()).add(ref.index)
     for (path, location), indices in wrong.items():
-        what = "is no layer" if len(indices) == 1 else "are no layers"
-        message = f"{path}: there {what} {format_indices(indices)}"
-        meant = [index + limit for index in sorted(indices) if index + limit >= 0]
-        is_negative = min(indices) < 0 and meant and context.num_layers
-        last = f"delete it; the last layer is {limit - 1}" if context.num_layers else "delete it"
-        fix = f"count from the front: {format_indices(meant)}" if is_negative else last
+        predicate = "is no layer" if len(indices) == 1 else "are no layers"
+        message = f"{path}: there {predicate} {format_indices(indices)}"
+        from_start = [index + limit for index in sorted(indices) if index + limit >= 0]
+        is_negative = min(indices) < 0 and from_start and context.num_layers
+        default_fix = f"delete it; the last layer is {limit - 1}" if context.num_layers else "delete it"
+        fix = f"count from the front: {format_indices(from_start)}" if is_negative else default_fix
         if context.num_layers and limit <= min(indices) and max(indices) < limit + _num_prediction_layers(context):
             message += f"; the layer of multi-token prediction has the index of the last layer, {limit - 1}"
             fix = f"{limit - 1}, for the last layer and multi-token prediction"
-        yield Finding(location, message, f"0 to {limit - 1}{known_from}", fix)
+        yield Finding(location, message, f"0 to {limit - 1}{source}", fix)
 
 
 def _num_prediction_layers(context: Context) -> int:
@@ -107,9 +107,9 @@ def select_in_recomputed_layer(context: Context) -> Iterator[Finding]:
     FAIL: recompute_config: {recompute: [0], select_recompute: {feed_forward: [0, 1]}}
     """
     selected = (*context.settings.of("select_recompute"), *context.settings.of("select_comm_recompute"))
-    for whole in context.settings.of("recompute"):
+    for recompute in context.settings.of("recompute"):
         for statement in selected:
-            layers = shared_layers(whole.layers, statement.layers)
+            layers = shared_layers(recompute.layers, statement.layers)
             if layers:
                 where = format_layers(layers)
                 message = f"{statement.path}: recompute takes {where} whole, so this has no effect there"
@@ -141,9 +141,9 @@ def output_recompute(context: Context) -> Iterator[Finding]:
             yield Finding(statement.location, message, fix="delete it; every layer then keeps its input")
             continue
         indices = statement.layers.resolve(context.num_layers or 0)
-        alone = [index for index in indices if not any(index in layers for layers in recomputed)]
-        if alone:
-            message = f"{statement.path}: recompute does not have {name_indices('layer', alone)}"
+        not_recomputed = [index for index in indices if not any(index in layers for layers in recomputed)]
+        if not_recomputed:
+            message = f"{statement.path}: recompute does not have {name_indices('layer', not_recomputed)}"
             allowed = "layers of recompute_config.recompute"
             yield Finding(statement.location, message, allowed, "add them to recompute")
 
@@ -176,13 +176,13 @@ def stage_count_form(context: Context) -> Iterator[Finding]:
         if id(node) in refused or not _can_be_counts(context, node):
             continue
         values = [item.value for item in node.items or ()]
-        what = f"{path}: {show(node)} is read as {format_layers(Layers(values))}"
+        reading = f"{path}: {show(node)} is read as {format_layers(Layers(values))}"
         fix = f"if layers of each stage are meant: {_as_indices(context, path, node)}"
         if counts:
-            message = f"{what}, while {counts[0][0]} ({counts[0][1].location}) counts layers per pipeline stage"
+            message = f"{reading}, while {counts[0][0]} ({counts[0][1].location}) counts layers per pipeline stage"
             yield Finding(node.location, message, "one form in the whole section: layer indices", fix)
         elif values != sorted(values):
-            message = f"{what}, because swap is on; with swap off it would count the layers of {len(values)} stages"
+            message = f"{reading}, because swap is on; with swap off it would count the layers of {len(values)} stages"
             yield Finding(node.location, message, "layer indices, ascending to say so", fix, Level.WARNING)
 
 
@@ -193,8 +193,8 @@ def note_on_counts(context: Context) -> str | None:
         return None
     path, node = lists[0]
     layers = format_layers(Layers(item.value for item in node.items or ()))
-    what = f"{node.location}: {path}: {show(node)} is read as {layers}, because swap is on"
-    return f"{what}; if a number of layers of each stage is meant: {_as_indices(context, path, node)}"
+    reading = f"{node.location}: {path}: {show(node)} is read as {layers}, because swap is on"
+    return f"{reading}; if a number of layers of each stage is meant: {_as_indices(context, path, node)}"
 
 
 def _lists(context: Context) -> Iterator[tuple[str, DocumentNode]]:
@@ -256,8 +256,8 @@ def stage_recompute(context: Context) -> Iterator[Finding | Problem]:
     yield from expansion.problems
     names = replace(context, settings=replace(context.settings, recompute=expansion.statements))
     yield from bad_regex.find(names)
-    for idle in (plain_dot, unmatched_pattern):  # MindFormers takes these, and does nothing
-        for problem in idle.check(names):
+    for rule_without_effect in (plain_dot, unmatched_pattern):  # MindFormers takes these, and does nothing
+        for problem in rule_without_effect.check(names):
             yield replace(problem, level=Level.WARNING)
     for statement in expansion.statements:
         if statement.option.endswith("_exclude") and _names_only_cells(context, statement):
@@ -269,9 +269,9 @@ def _names_only_cells(context: Context, statement: Statement) -> bool:
     if context.coverage is None or not statement.pattern or context.coverage.error(statement.pattern):
         return False
     layer_classes = context.coverage.layers_by_class(statement.layers)
-    found = [
+    matches = [
         match
-        for kind in layer_classes
-        for match in match_pattern(statement.pattern, context.coverage.layer_classes[kind])
+        for layer_class in layer_classes
+        for match in match_pattern(statement.pattern, context.coverage.layer_classes[layer_class])
     ]
-    return bool(found) and not any(match.node.is_primitive for match in found)
+    return bool(matches) and not any(match.node.is_primitive for match in matches)

@@ -129,13 +129,13 @@ def max_device_memory(context: Context) -> Iterator[Finding]:
     if limit is None or budget is None or not isinstance(budget.value, str):
         return
     try:
-        asked_bytes = parse_bytes(budget.value)
+        requested_bytes = parse_bytes(budget.value)
     except ValueError:
         return  # said with the figures of the device
-    if asked_bytes > limit.size_bytes:
+    if requested_bytes > limit.size_bytes:
         allowed = format_bytes(limit.size_bytes)
         message = f"mindswap.memory: {show(budget)} is more than the {allowed} of {PATH} ({limit.location})"
-        fix = f'{PATH}: "{-(-asked_bytes // 2**30)}GB", or memory: {allowed} and mindswap plan again'
+        fix = f'{PATH}: "{-(-requested_bytes // 2**30)}GB", or memory: {allowed} and mindswap plan again'
         yield Finding(budget.location, message, f"at most {allowed}", fix, Level.WARNING)
 
 

@@ -33,8 +33,12 @@ def _is_plain(v: Values) -> bool:
 
 def _unknown_options(v: Values) -> list[Part]:
     """Return the arguments that the class AdamW does not have."""
-    known = ADAMW_OPTIONS | (FUSED_OPTIONS if v("optimizer.use_fused") else frozenset())
-    return [Part((key,), is_key=True) for key in v("optimizer") if key not in known] if v(TYPE) == "AdamW" else []
+    allowed_options = ADAMW_OPTIONS | (FUSED_OPTIONS if v("optimizer.use_fused") else frozenset())
+    return (
+        [Part((key,), is_key=True) for key in v("optimizer") if key not in allowed_options]
+        if v(TYPE) == "AdamW"
+        else []
+    )
 
 
 def _is_adamw(v: Values) -> bool:
@@ -53,7 +57,7 @@ def _are_betas(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(beta, float) for beta in value)
 
 
-def _came(key: str, kind: type, least: float, most: float) -> Refusal:
+def _came(key: str, kind: type, minimum: float, maximum: float) -> Refusal:
     """Return the refusal of an argument of Came that has another type, or is out of its range."""
     path, is_bool = f"optimizer.{key}", kind is bool
     return Refusal(
@@ -62,10 +66,12 @@ def _came(key: str, kind: type, least: float, most: float) -> Refusal:
         lambda v: (
             v(TYPE) == "Came"
             and v(path) is not None
-            and not (isinstance(v(path), kind) and (is_bool or least <= v(path) <= most))
+            and not (isinstance(v(path), kind) and (is_bool or minimum <= v(path) <= maximum))
         ),
         f"Came takes {'True or False' if is_bool else 'a float in its range'}",
-        "True or False" if is_bool else f"a float, {least} or more" + ("" if most == INFINITY else f", {most} at most"),
+        "True or False"
+        if is_bool
+        else f"a float, {minimum} or more" + ("" if maximum == INFINITY else f", {maximum} at most"),
         "delete it",
     )
 

@@ -68,11 +68,11 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
     size, ranks = section.get("optimizer_weight_shard_size"), num_replica_ranks(context.document)
     if size is None or not is_int(size.value) or size.value < 1 or not shards_weights(context.document):
         return
-    used = read_weight_sharding(context.document).num_ranks
-    if ranks > 1 and size.value != used:
-        effect = f"has no effect, weights are sharded over {used} ranks"
+    num_shards = read_weight_sharding(context.document).num_ranks
+    if ranks > 1 and size.value != num_shards:
+        effect = f"has no effect, weights are sharded over {num_shards} ranks"
         fix = "optimizer_weight_shard_size: -1, which does the same"
-        if used == 1:
+        if num_shards == 1:
             effect, fix = f"does not divide {ranks} ranks, so no weight is sharded", "optimizer_weight_shard_size: -1"
         message = f"{path}.optimizer_weight_shard_size: {size.value} {effect}"
         yield Finding(size.location, message, f"-1, or a divisor of {ranks} from 2 on", fix, Level.WARNING)
@@ -132,21 +132,23 @@ def interleaved_cell(context: Context) -> Iterator[Finding]:
     settings, coverage, num_layers = read_step_settings(context.document), context.coverage, context.num_layers
     if coverage is None or num_layers is None or not settings.has_interleaved_halves:
         return
-    named: dict[int, set[str]] = {}  # cells of each layer
-    named_by = {}
+    cells_by_layer: dict[int, set[str]] = {}  # cells of each layer
+    statement_of_cell = {}
     for statement in context.settings.of("select_recompute"):
-        for kind, indices in coverage.layers_by_class(statement.layers).items():
-            matches = coverage.matches(statement.pattern, kind) if statement.pattern else ()
+        for layer_class, indices in coverage.layers_by_class(statement.layers).items():
+            matches = coverage.matches(statement.pattern, layer_class) if statement.pattern else ()
             cells = {".".join(match.path) for match in matches if not match.node.is_primitive}
-            named_by.update(dict.fromkeys(cells, statement))
+            statement_of_cell.update(dict.fromkeys(cells, statement))
             for index in indices:
-                named.setdefault(index, set()).update(cells)
+                cells_by_layer.setdefault(index, set()).update(cells)
     stages = [settings.pipeline.stage_layers(stage, num_layers) for stage in range(settings.pipeline.num_stages)]
     last = {"stage": {layers[-1] for layers in stages if layers}, "model": {num_layers - 1}}
-    for together, whole, fault in UNSUPPORTED_IN_HALVES:
-        layers = [index for index, cells in named.items() if index not in last[whole] and cells.issuperset(together)]
+    for together, scope, fault in UNSUPPORTED_IN_HALVES:
+        layers = [
+            index for index, cells in cells_by_layer.items() if index not in last[scope] and cells.issuperset(together)
+        ]
         if layers:
-            statement = named_by[together[-1]]
+            statement = statement_of_cell[together[-1]]
             message = (
                 f"{statement.pattern_path}: MindSpore 2.9 does not compile recompute of {format_names(together)} in "
                 f"{format_layers(Layers(layers))}, which {HALVES_KEY} computes in halves: {fault}"

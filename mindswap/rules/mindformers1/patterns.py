@@ -72,8 +72,8 @@ def plain_dot(context: Context) -> Iterator[Finding]:
     FAIL: op_name: 'attention.flash_attention'
     """
     for statement in context.settings.statements:
-        meant = _with_levels(statement.pattern or "")
-        if meant is None:
+        suggestion = _with_levels(statement.pattern or "")
+        if suggestion is None:
             continue
         is_matching = context.coverage is not None and context.matches_anything(statement)
         message = f"{statement.pattern_path}: '{statement.pattern}' has a plain '.', which stands for any one character"
@@ -81,13 +81,13 @@ def plain_dot(context: Context) -> Iterator[Finding]:
         allowed = r"'\.' between the names of two levels; '[_]' or '.{1}' for one character"
         key = "op_name: " if statement.pattern_path.endswith(".op_name") else ""
         level = Level.WARNING if is_matching else None
-        yield Finding(statement.pattern_location, message, allowed, f"{key}'{meant}'", level)
+        yield Finding(statement.pattern_location, message, allowed, f"{key}'{suggestion}'", level)
 
 
 def _with_levels(pattern: str) -> str | None:
     r"""The pattern with `\.` for each plain dot between names; None if it has none."""
-    meant = _TOKENS.sub(lambda token: r"\." if token["dot"] else token[0], pattern)
-    return None if meant == pattern else meant
+    corrected = _TOKENS.sub(lambda token: r"\." if token["dot"] else token[0], pattern)
+    return None if corrected == pattern else corrected
 
 
 # Each is compared with every path of a layer, which takes milliseconds; no more problems are shown.
@@ -198,23 +198,23 @@ def exclude_select(context: Context) -> Iterator[Finding]:
     """
     for option in ("select_recompute", "select_comm_recompute"):
         selected = context.settings.of(option)
-        whole = context.settings.of("recompute") if option == "select_recompute" else ()
-        choosing = StatementIndex((*selected, *whole))
+        layer_recompute = context.settings.of("recompute") if option == "select_recompute" else ()
+        selecting = StatementIndex((*selected, *layer_recompute))
         for excluded in context.settings.of(f"{option}_exclude"):
             if excluded.is_default:
                 continue
             pairs = (
-                (statement, context.overlap(statement, excluded)) for statement in choosing.candidates(excluded.layers)
+                (statement, context.overlap(statement, excluded)) for statement in selecting.candidates(excluded.layers)
             )
-            meetings = [(statement, overlap) for statement, overlap in pairs if overlap is not None]
-            for statement, overlap in meetings:
+            overlaps = [(statement, overlap) for statement, overlap in pairs if overlap is not None]
+            for statement, overlap in overlaps:
                 if _takes_all(context, statement, overlap):
                     message = (
                         f"{excluded.pattern_path}: excludes all that {statement.path} ({statement.location}) selects "
                         f"in {format_layers(overlap.layers)}; the exclude option acts"
                     )
                     yield Finding(excluded.pattern_location, message, fix="delete one of the two")
-            if not meetings:
+            if not overlaps:
                 message = f"{excluded.pattern_path}: nothing is recomputed that this excludes, so it has no effect"
                 yield Finding(excluded.pattern_location, message, fix="delete it")
 
@@ -224,5 +224,8 @@ def _takes_all(context: Context, statement: Statement, overlap: StatementOverlap
         return False
     if context.coverage is None:
         return True
-    by_kind = context.coverage.layers_by_class(overlap.layers)
-    return all(context.coverage.operators(statement.pattern, kind) <= set(overlap.operators) for kind in by_kind)
+    layers_by_class = context.coverage.layers_by_class(overlap.layers)
+    return all(
+        context.coverage.operators(statement.pattern, layer_class) <= set(overlap.operators)
+        for layer_class in layers_by_class
+    )

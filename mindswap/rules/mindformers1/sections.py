@@ -35,8 +35,8 @@ def section_refused(context: Context) -> Iterator[Finding]:
     if context.document.value("run_mode") in OTHER_MODES:
         return
     sections = package_data("check/sections.yaml")
-    known = sections["known"] | (sections["known_legacy"] if context.document.is_legacy else {})
-    for name, keys in known.items():
+    keys_by_section = sections["known"] | (sections["known_legacy"] if context.document.is_legacy else {})
+    for name, keys in keys_by_section.items():
         yield from _unknown_keys(context, name, keys)
     is_complete = all(context.document.get(name) is not None for name in ("runner_config", "model"))
     for name, key in sections["required"].items() if is_complete else ():  # a fragment lacks more
@@ -55,8 +55,8 @@ def _unknown_keys(context: Context, name: str, keys: list[str]) -> Iterator[Find
         yield Finding(section.location, message, "a mapping", "delete it, or make it a mapping", context.refusal_level)
     reported = {unknown.entry.location for unknown in context.settings.parse_issues.unknown_keys}  # by `unknown-key`
     for entry in section.unique_entries():
-        is_added = not entry.location.line  # by MindFormers, while a run begins
-        if entry.key not in keys and entry.location not in reported and not is_added:
+        is_added_by_mindformers = not entry.location.line  # by MindFormers, while a run begins
+        if entry.key not in keys and entry.location not in reported and not is_added_by_mindformers:
             key = key_text(entry.key)
             fix = (
                 f"{closest_names(key, keys)[0]}: {show(entry.value)}"

@@ -61,9 +61,9 @@ def _cuts_legacy(v: Values) -> bool:
 
 def _cuts_no_states(v: Values) -> bool:
     """Return whether the parallel optimizer is on for an optimizer that has none in data parallel mode."""
-    has_own = v("optimizer.type", "AdamW") in ("Lamb", "AdamWeightDecay", "AdaFactor")
+    handles_states = v("optimizer.type", "AdamW") in ("Lamb", "AdamWeightDecay", "AdaFactor")
     is_data_parallel = v(MODE) in DATA_MODES
-    return bool(v("parallel.enable_parallel_optimizer")) and not (has_own and is_data_parallel)
+    return bool(v("parallel.enable_parallel_optimizer")) and not (handles_states and is_data_parallel)
 
 
 def _strategy_is_another(v: Values) -> bool:

@@ -108,7 +108,10 @@ def _num_layer_operators(context: Context) -> int:
     if context.coverage is None:
         return MAX_LAYER_OPERATORS
     layer_classes = range(len(context.coverage.layer_classes))
-    return max((len(context.coverage.operators(None, kind)) for kind in layer_classes), default=MAX_LAYER_OPERATORS)
+    return max(
+        (len(context.coverage.operators(None, layer_class)) for layer_class in layer_classes),
+        default=MAX_LAYER_OPERATORS,
+    )
 
 
 @rule(Level.WARNING)
@@ -176,30 +179,30 @@ def recompute_wins(context: Context) -> Iterator[Finding]:
         recompute_config: {select_recompute: {attention: [0]}}
     """
     recompute = (*context.settings.of("recompute"), *context.settings.of("select_recompute"))
-    lost: dict[int, dict[int, frozenset[str]]] = {}  # by swap statement
+    ineffective: dict[int, dict[int, frozenset[str]]] = {}  # by swap statement
     for swap, winner, overlap in context.overlaps(context.settings.swap, recompute):
-        where, operators = overlap.layers, overlap.operators
+        layers_of_overlap, operators = overlap.layers, overlap.operators
         if context.coverage is None:
             if _names_part(winner, swap):
                 continue
         else:
-            if id(swap) not in lost:
-                lost[id(swap)] = _recomputed_swaps(context, context.coverage, swap)
-            layers_of_both = set(where.resolve(context.coverage.num_layers))
+            if id(swap) not in ineffective:
+                ineffective[id(swap)] = _recomputed_swaps(context, context.coverage, swap)
+            layers_of_both = set(layers_of_overlap.resolve(context.coverage.num_layers))
             shared = {
                 index: names.intersection(operators)
-                for index, names in lost[id(swap)].items()
+                for index, names in ineffective[id(swap)].items()
                 if index in layers_of_both and not names.isdisjoint(operators)
             }
             if not shared:
                 continue
             operators = tuple(sorted(frozenset().union(*shared.values())))
-            where = where if len(shared) == len(layers_of_both) else Layers(shared)
-        what = format_names(operators) if operators else "what they share"
-        layers = format_layers(where)
+            layers_of_overlap = layers_of_overlap if len(shared) == len(layers_of_both) else Layers(shared)
+        names_of_operators = format_names(operators) if operators else "what they share"
+        layers = format_layers(layers_of_overlap)
         message = (
-            f"{swap.pattern_path}: {winner.path} ({winner.location}) recomputes {what} in {layers}, so swap has no "
-            "effect there"
+            f"{swap.pattern_path}: {winner.path} ({winner.location}) recomputes {names_of_operators} in {layers}, so "
+            "swap has no effect there"
         )
         fix = f"take {layers} out of one of the two"
         if winner.option == "recompute" and winner.layers.indices is None:
@@ -216,13 +219,15 @@ def _names_part(winner: Statement, swap: Statement) -> bool:
 
 def _recomputed_swaps(context: Context, coverage: Coverage, swap: Statement) -> dict[int, frozenset[str]]:
     """Operators of the cells and operators named by a swap entry of which recompute leaves nothing, by layer."""
-    lost: dict[int, frozenset[str]] = {}
-    found: dict[tuple[int, frozenset[str]], frozenset[str]] = {}  # layers of one kind are mostly recomputed alike
-    for kind, layers in coverage.layers_by_class(swap.layers).items():
-        parts = coverage.operators_by_match(swap.pattern, kind)
+    ineffective: dict[int, frozenset[str]] = {}
+    operators_of_key: dict[
+        tuple[int, frozenset[str]], frozenset[str]
+    ] = {}  # layers of one kind are mostly recomputed alike
+    for layer_class, layers in coverage.layers_by_class(swap.layers).items():
+        parts = coverage.operators_by_match(swap.pattern, layer_class)
         for layer in layers:
-            key = kind, context.recomputed_operators(layer)
-            if key not in found:
-                found[key] = frozenset().union(*(part for part in parts if part <= key[1]))
-            lost[layer] = found[key]
-    return lost
+            key = layer_class, context.recomputed_operators(layer)
+            if key not in operators_of_key:
+                operators_of_key[key] = frozenset().union(*(part for part in parts if part <= key[1]))
+            ineffective[layer] = operators_of_key[key]
+    return ineffective

@@ -45,8 +45,8 @@ def bad_prefetch(context: Context) -> Iterator[Finding]:
     for invalid in context.settings.parse_issues.invalid_values_of(Expect.PREFETCH):
         reason = "is out of range" if invalid.node.kind == "an integer" else f"is {invalid.node.kind}"
         message = f"{invalid.path}: {show(invalid.node)} {reason}"
-        meant = _suggest_distance(invalid.node.value)
-        fix = f"{invalid.path.rpartition('.')[2]}: {meant}" if meant else FIND_DISTANCE
+        suggestion = _suggest_distance(invalid.node.value)
+        fix = f"{invalid.path.rpartition('.')[2]}: {suggestion}" if suggestion else FIND_DISTANCE
         yield Finding(invalid.node.location, message, invalid.expect.value, fix)
 
 
@@ -93,9 +93,9 @@ def swap_off(context: Context) -> Iterator[Finding]:
     if any(is_misspelled_switch(context.document, key) for key in unknown):
         return  # an error that includes this
     entries = [entry for entry in section.unique_entries() if entry.key not in {key.entry.key for key in unknown}]
-    said = [entry for entry in entries if not _is_without_effect(entry.key, entry.value)]
-    if said:
-        first = min(said, key=lambda entry: entry.location)
+    set_entries = [entry for entry in entries if not _is_without_effect(entry.key, entry.value)]
+    if set_entries:
+        first = min(set_entries, key=lambda entry: entry.location)
         state = "False" if section.get("swap") is not None else "not set"
         message = f"swap_config.{key_text(first.key)}: has no effect, because swap is {state}"
         yield Finding(first.location, message, fix="write 'swap: True', or delete it")
@@ -121,11 +121,11 @@ def number_of_layers(context: Context) -> Iterator[Finding]:
     if node is None or find_num_layers(context.document) is not None:
         return
     number = str(node.value).strip() if isinstance(node.value, (str, float)) else ""
-    whole = number.removesuffix(".0")
-    is_number = whole.isdecimal() and 1 <= int(whole[:6]) <= MAX_NUM_LAYERS
-    fix = f"{key}: {int(whole) if is_number else 'the number of layers of the model'}"
-    what = f"is {node.kind}" if node.kind != "an integer" else "is out of range"
-    message = f"model.model_config.{key}: {show(node)} {what}"
+    digits = number.removesuffix(".0")
+    is_number = digits.isdecimal() and 1 <= int(digits[:6]) <= MAX_NUM_LAYERS
+    fix = f"{key}: {int(digits) if is_number else 'the number of layers of the model'}"
+    reason = f"is {node.kind}" if node.kind != "an integer" else "is out of range"
+    message = f"model.model_config.{key}: {show(node)} {reason}"
     yield Finding(node.location, message, f"an integer, 1 to {MAX_NUM_LAYERS}", fix, context.refusal_level)
 
 
@@ -184,17 +184,17 @@ def _suggest_layers(text: str, num_layers: int | None) -> str:
 
     "" if it has no number; words if there is no such layer.
     """
-    found = _LAYERS.fullmatch(text)
-    if found is None:
+    match = _LAYERS.fullmatch(text)
+    if match is None:
         return ""
     limit = num_layers or MAX_NUM_LAYERS
-    low, high = sorted((int(found[1]), int(found[2] or found[1])))
-    if found[2]:
+    low, high = sorted((int(match[1]), int(match[2] or match[1])))
+    if match[2]:
         low, high = max(low, 0), min(high, limit - 1)
     elif low < 0 and num_layers:
         low = high = low + num_layers
     if 0 <= low <= high < limit:
-        return f"'{low}-{high}'" if found[2] else str(low)
+        return f"'{low}-{high}'" if match[2] else str(low)
     return f"delete it; the last layer is {limit - 1}" if num_layers else "delete it; layers are counted from 0"
 
 

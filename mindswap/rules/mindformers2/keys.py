@@ -41,18 +41,18 @@ def missing_target(context: Context2x) -> Iterator[Finding]:
     FAIL: recompute: {mode: full}
     """
     mode = context.settings.mode
-    asked = []
+    requirements = []
     if mode in ("full", "select"):
         key = "full_recompute_layer" if mode == "full" else "select_module"
-        asked.append(("recompute", "mode", key, f"mode is {mode}"))
+        requirements.append(("recompute", "mode", key, f"mode is {mode}"))
     if context.settings.is_comm_enabled:
-        asked.append(("recompute_comm", "enable", "select_module", "enable is True"))
-    for section, switch, key, why in asked:
-        node, place = context.document.get(section, key), context.document.get(section, switch)
-        if place is not None and (node is None or not (node.items or node.entries or node.value)):
-            message = f"{section}.{key}: missing or empty, but {why}"
+        requirements.append(("recompute_comm", "enable", "select_module", "enable is True"))
+    for section, switch, key, reason in requirements:
+        node, switch_node = context.document.get(section, key), context.document.get(section, switch)
+        if switch_node is not None and (node is None or not (node.items or node.entries or node.value)):
+            message = f"{section}.{key}: missing or empty, but {reason}"
             example = "['0-3']" if key == "full_recompute_layer" else "{mlp: ['0-3']}"
-            yield Finding(place.location, message, fix=f"add '{key}: {example}'")
+            yield Finding(switch_node.location, message, fix=f"add '{key}: {example}'")
 
 
 @rule(Level.ERROR)
@@ -76,13 +76,13 @@ def unknown_key(context: Context2x) -> Iterator[Finding]:
         name = key_text(entry.key)
         if name in SECTION_KEYS:
             continue
-        meant = [
+        suggestions = [
             *(n for n in closest_names(name, SECTION_KEYS, min_similarity=0.82) if n in missing),
             *_alike(entry, missing),
         ]
-        if meant:
+        if suggestions:
             message = f"{name}: nothing reads this section"
-            yield Finding(entry.location, message, ", ".join(SECTION_KEYS), f"write '{meant[0]}'")
+            yield Finding(entry.location, message, ", ".join(SECTION_KEYS), f"write '{suggestions[0]}'")
             continue
         for below in entry.value.entries or ():
             for section in _alike(below, missing)[:1]:
@@ -92,12 +92,12 @@ def unknown_key(context: Context2x) -> Iterator[Finding]:
 
 def _alike(entry: MappingEntry, sections: Iterable[str]) -> list[str]:
     """Sections that have keys of a mapping which no other part of a file has, those with most keys first."""
-    found = {
+    num_shared_keys = {
         section: sum(entry.value.entry(key) is not None for key in SECTION_KEYS[section])
         for section in sections
         if any(entry.value.entry(key) is not None for key in MEANING[section])
     }
-    return sorted(found, key=lambda section: -found[section])
+    return sorted(num_shared_keys, key=lambda section: -num_shared_keys[section])
 
 
 @rule(Level.WARNING)
@@ -159,13 +159,13 @@ def section_off(context: Context2x) -> Iterator[Finding]:
     is_off = {"swap": not settings.is_swap_enabled, "recompute": settings.mode == "None"}
     is_off["recompute_comm"] = not settings.is_comm_enabled
     for name, keys in MEANING.items():
-        said = [context.document.entry(name, key) for key in keys] if is_off[name] else []
-        found = next((entry for entry in said if entry is not None and not entry.value.is_null), None)
-        if found is not None:
+        entries = [context.document.entry(name, key) for key in keys] if is_off[name] else []
+        entry_without_effect = next((entry for entry in entries if entry is not None and not entry.value.is_null), None)
+        if entry_without_effect is not None:
             switch = "mode is None" if name == "recompute" else "enable is not True"
             fix = "set mode: full or select" if name == "recompute" else "enable: True"
-            message = f"{name}.{found.key}: has no effect, because {switch}"
-            yield Finding(found.location, message, fix=f"{fix}, or delete it")
+            message = f"{name}.{entry_without_effect.key}: has no effect, because {switch}"
+            yield Finding(entry_without_effect.location, message, fix=f"{fix}, or delete it")
 
 
 @rule(Level.WARNING)

@@ -37,8 +37,8 @@ def layer_order(context: Context2x) -> Iterator[Finding]:
     for target in context.settings.targets:
         for before, spec in zip(target.specs, target.specs[1:], strict=False):
             if spec.first <= before.last:
-                what = "is named twice" if spec.last >= before.first else "stands behind a larger one"
-                message = f"{spec.path}: layer {spec.first} {what} (before it: {before.text})"
+                problem = "is named twice" if spec.last >= before.first else "stands behind a larger one"
+                message = f"{spec.path}: layer {spec.first} {problem} (before it: {before.text})"
                 fix = f"write {index_runs(context.settings.layers_of(target))}"
                 yield Finding(spec.location, message, "strictly ascending, each layer once", fix)
                 break  # one for each list
@@ -54,14 +54,14 @@ def layer_out_of_range(context: Context2x) -> Iterator[Finding]:
     limit, num_mtp_layers = context.num_layers, context.settings.num_mtp_layers
     if limit is None:
         return
-    known_from = f"num_hidden_layers: {limit - num_mtp_layers}"
-    known_from += f", and {num_mtp_layers} for multi-token prediction" if num_mtp_layers else ""
+    source = f"num_hidden_layers: {limit - num_mtp_layers}"
+    source += f", and {num_mtp_layers} for multi-token prediction" if num_mtp_layers else ""
     is_select_unchecked = bool(context.settings.of("full_recompute_layer"))
     for target in context.settings.targets:
         for spec in target.specs:
             if spec.last >= limit and not (target.option == "select_module" and is_select_unchecked):
                 message = f"{spec.path}: there is no layer {spec.last}"
-                yield Finding(spec.location, message, f"0 to {limit - 1} ({known_from})", _within(spec, limit))
+                yield Finding(spec.location, message, f"0 to {limit - 1} ({source})", _within(spec, limit))
 
 
 def _within(spec: LayerSpec, limit: int) -> str:

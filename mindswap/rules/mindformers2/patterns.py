@@ -61,14 +61,14 @@ def crossing_pattern(context: Context2x) -> Iterator[Finding]:
         pattern = target.pattern
         if pattern is None or not CROSSING.search(pattern):
             continue
-        what = ""
+        detail = ""
         if context.effect.model is not None:
-            found = next((paths for paths in context.effect.matches(target).values() if paths), ())
+            paths = next((paths for paths in context.effect.matches(target).values() if paths), ())
             depth = len(re.split(r"\\\.", pattern))
-            if all(path.count(".") + 1 == depth for path in found):
+            if all(path.count(".") + 1 == depth for path in paths):
                 continue
-            what = f"; here it is {len(found)} paths: {format_names(found, 6)}"
-        message = f"{target.pattern_path}: '{pattern}' matches on any level{what}"
+            detail = f"; here it is {len(paths)} paths: {format_names(paths, 6)}"
+        message = f"{target.pattern_path}: '{pattern}' matches on any level{detail}"
         fix = r"write '[^.]*' for one level, '\.' between levels"
         yield Finding(target.pattern_location, message, fix=fix)
 
@@ -106,8 +106,12 @@ def _near(pattern: str, order: Sequence[str]) -> list[str]:
     plain = pattern.replace("\\", "")
     renamed = to_2x_path(plain)
     same_end = [path for path in order if path.rpartition(".")[2] == plain.rpartition(".")[2]]
-    found = [*([renamed] if renamed in order and renamed != plain else []), *same_end, *closest_names(plain, order, 3)]
-    return [path.replace(".", "\\.") for path in dict.fromkeys(found)][:3]
+    candidates = [
+        *([renamed] if renamed in order and renamed != plain else []),
+        *same_end,
+        *closest_names(plain, order, 3),
+    ]
+    return [path.replace(".", "\\.") for path in dict.fromkeys(candidates)][:3]
 
 
 @rule(Level.WARNING)
@@ -120,7 +124,7 @@ def covered(context: Context2x) -> Iterator[Finding]:
         swap: {enable: True, layer_swap: [{layers: [0]}], op_swap: [{op_name: mlp, layers: [0, 1]}]}
     """
     settings = context.settings
-    wholes = {
+    covering_options = {
         "op_swap": (settings.swap_layers, "layer_swap"),
         "select_module": (settings.full_layers, "full_recompute_layer"),
         "comm": (settings.full_layers, "recompute.full_recompute_layer"),
@@ -131,20 +135,25 @@ def covered(context: Context2x) -> Iterator[Finding]:
         if target.pattern is not None and last[target.option, target.pattern] is not target:
             continue
         layer_map = context.effect.maps.get(target.option)
-        whole, key = wholes.get(target.option, (frozenset(), ""))
+        covered_layers, key = covering_options.get(target.option, (frozenset(), ""))
         matches = context.effect.matches(target)
-        in_whole = [layer for layer in matches if layer in whole]
-        if in_whole:
-            message = f"{target.layers_path}: has no effect in {name_indices('layer', in_whole)}: {key} has them"
+        layers_without_effect = [layer for layer in matches if layer in covered_layers]
+        if layers_without_effect:
+            message = (
+                f"{target.layers_path}: has no effect in {name_indices('layer', layers_without_effect)}: {key} has them"
+            )
             yield Finding(target.layers_location, message, fix="take them out of one of the two")
-        lost = [
+        layers_below = [
             layer
             for layer, paths in matches.items()
-            if layer_map is not None and paths and layer not in whole and not set(paths) & set(layer_map.get(layer, ()))
+            if layer_map is not None
+            and paths
+            and layer not in covered_layers
+            and not set(paths) & set(layer_map.get(layer, ()))
         ]
-        if lost:
+        if layers_below:
             message = f"{target.pattern_path}: a cell above it is named, too, so it adds nothing in "
-            yield Finding(target.pattern_location, message + name_indices("layer", lost), fix="delete it")
+            yield Finding(target.pattern_location, message + name_indices("layer", layers_below), fix="delete it")
 
 
 def _named(context: Context2x, target: Target) -> Iterator[tuple[int, LayerOutcome, tuple[str, ...]]]:
@@ -162,9 +171,9 @@ def comm_cell(context: Context2x) -> Iterator[Finding]:
     FAIL: recompute_comm: {enable: True, select_module: {mlp: [0]}}
     """
     for target in context.settings.of("comm"):
-        found = [(i, p) for i, layer, paths in _named(context, target) for p in paths if p in layer.refused_cells]
-        if found:
-            names, layers = _in_words(found)
+        refused = [(i, p) for i, layer, paths in _named(context, target) for p in paths if p in layer.refused_cells]
+        if refused:
+            names, layers = _in_words(refused)
             message = f"{target.pattern_path}: {names} is a cell and is not recomputed, in {layers}"
             yield Finding(target.pattern_location, message, "operators", "name an operator in it")
 
@@ -185,21 +194,21 @@ def swap_of_recomputed(context: Context2x) -> Iterator[Finding]:
         swap: {enable: True, layer_swap: [{layers: [0, 1]}]}
     """
     settings = context.settings
-    both = sorted(settings.full_layers & settings.swap_layers) if settings.is_swap_enabled else []
-    if both:
+    full_layers = sorted(settings.full_layers & settings.swap_layers) if settings.is_swap_enabled else []
+    if full_layers:
         entry = settings.of("layer_swap")[0]
-        named = f"{entry.layers_path}: {name_indices('layer', both)}"
+        named = f"{entry.layers_path}: {name_indices('layer', full_layers)}"
         message = f"{named}: recomputed as a whole, so only the input is swapped"
         yield Finding(entry.layers_location, message, fix=SWAPPED_INPUT)
     for target in settings.of("op_swap"):
-        found = [
+        recomputed = [
             (index, path)
             for index, layer, paths in _named(context, target)
             for path in paths
             if path in layer.recomputed and path in layer.swapped
         ]
-        if found:
-            names, layers = _in_words(found)
+        if recomputed:
+            names, layers = _in_words(recomputed)
             message = f"{target.pattern_path}: {names} in {layers} is recomputed; only its input is swapped"
             yield Finding(target.pattern_location, message, fix=SWAPPED_INPUT)
 
@@ -219,18 +228,20 @@ def swap_below_recompute(context: Context2x) -> Iterator[Finding]:
         swap: {enable: True, op_swap: [{op_name: mlp, layers: [0]}]}
     """
     for target in context.settings.of("op_swap"):
-        lost: dict[str, list[tuple[int, str]]] = {}
+        paths_by_reason: dict[str, list[tuple[int, str]]] = {}
         for index, layer, paths in _named(context, target):
             for drop in layer.drops:
                 if drop.option == "op_swap" and drop.path in paths:
-                    lost.setdefault(drop.reason, []).append((index, drop.path))
-        for reason, found in lost.items():
-            names, layers = _in_words(found)
+                    paths_by_reason.setdefault(drop.reason, []).append((index, drop.path))
+        for reason, paths_by_layer in paths_by_reason.items():
+            names, layers = _in_words(paths_by_layer)
             message = f"{target.pattern_path}: {names} is not swapped in {layers}: {reason}"
             fix = "take these layers out of op_swap, or out of recompute"
             yield Finding(target.pattern_location, message, fix=fix)
 
 
-def _in_words(found: Sequence[tuple[int, str]]) -> tuple[str, str]:
+def _in_words(layer_paths: Sequence[tuple[int, str]]) -> tuple[str, str]:
     """Names and layers of (layer, path)."""
-    return format_names(dict.fromkeys(path for _, path in found)), name_indices("layer", (layer for layer, _ in found))
+    return format_names(dict.fromkeys(path for _, path in layer_paths)), name_indices(
+        "layer", (layer for layer, _ in layer_paths)
+    )

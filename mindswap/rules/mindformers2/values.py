@@ -46,8 +46,8 @@ def _right_type(invalid: InvalidValue, context: Context2x) -> str:
         return f"{key}: {str(value).strip().lower() in ('yes', 'on', 'true', '1', 'y')}"
     if invalid.expect is Expect2x.LAYERS:
         if value is True and context.num_layers is not None:
-            kept = (context.settings.prefetch or 1) if invalid.path.startswith("swap") else 0
-            return f"{key}: ['0-{max(context.num_layers - 1 - kept, 0)}']"
+            num_excluded = (context.settings.prefetch or 1) if invalid.path.startswith("swap") else 0
+            return f"{key}: ['0-{max(context.num_layers - 1 - num_excluded, 0)}']"
         return f"{key}: [{show(invalid.node)}]" if isinstance(value, (int, str)) and value is not True else ""
     if invalid.expect is Expect2x.PATTERN and invalid.node.items:
         return "one entry for each name"
@@ -108,11 +108,11 @@ def recompute_mode(context: Context2x) -> Iterator[Finding]:
     """
     for invalid in context.settings.parse_issues.invalid_values_of(Expect2x.MODE):
         value = invalid.node.value
-        meant = SUGGESTED_MODES.get(str(value).strip().lower())
-        if meant is None and isinstance(value, str):
-            meant = next(iter(closest_names(value, ("None", "full", "select"), min_similarity=0.5)), None)
+        suggestion = SUGGESTED_MODES.get(str(value).strip().lower())
+        if suggestion is None and isinstance(value, str):
+            suggestion = next(iter(closest_names(value, ("None", "full", "select"), min_similarity=0.5)), None)
         message = f"recompute.mode: {show(invalid.node)} is not a mode"
-        yield Finding(invalid.node.location, message, invalid.expect.value, f"mode: {meant}" if meant else "")
+        yield Finding(invalid.node.location, message, invalid.expect.value, f"mode: {suggestion}" if suggestion else "")
 
 
 @rule(Level.ERROR)
@@ -135,10 +135,10 @@ def _suggest_layers(value: object, context: Context2x) -> str:
         return f"count from the front: {(context.num_layers or 0) + value}"
     if str(value).lstrip().startswith("-"):
         return "delete it; layers are counted from 0"
-    found = RANGE.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = RANGE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         return ""
-    low, high = sorted((int(found[1]), int(found[2])))
+    low, high = sorted((int(match[1]), int(match[2])))
     return f"write '{low}-{high}'"
 
 

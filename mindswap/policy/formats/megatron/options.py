@@ -97,9 +97,9 @@ def option_name(field: str) -> str:
 
 # By their names on the command line.
 OPTIONS: dict[str, Option] = {
-    option_name(each.name): replace(each.metadata["option"], field=each.name)
-    for each in fields(MegatronOptions)
-    if "option" in each.metadata
+    option_name(option_field.name): replace(option_field.metadata["option"], field=option_field.name)
+    for option_field in fields(MegatronOptions)
+    if "option" in option_field.metadata
 }
 
 
@@ -144,18 +144,18 @@ def read_tokens(tokens: Sequence[str]) -> dict[str, list[str]]:
 
     As with argparse, the last one counts where an option stands twice.
     """
-    found: dict[str, list[str]] = {}
+    values_by_option: dict[str, list[str]] = {}
     name = None
     for token in tokens:
         if token.startswith("--"):
             name, equals, value = token.partition("=")
             if name in OPTIONS:
-                found[name] = [value] if equals else []
+                values_by_option[name] = [value] if equals else []
         elif name in OPTIONS:
             option = OPTIONS[name]
-            if option.kind is OptionKind.NAMES or (option.kind is not OptionKind.FLAG and not found[name]):
-                found[name].append(token)
-    return found
+            if option.kind is OptionKind.NAMES or (option.kind is not OptionKind.FLAG and not values_by_option[name]):
+                values_by_option[name].append(token)
+    return values_by_option
 
 
 def read_options(
@@ -202,10 +202,10 @@ def _read_value(option: Option, texts: Sequence[str]) -> tuple[object, str]:
         return int(text) if is_number else None, option.kind.value
     if option.kind is OptionKind.CHOICE:
         return (text if text in option.choices else None), " or ".join(option.choices)
-    is_known = bool(texts) and not any(mark in text for mark in "$`")
+    is_resolved = bool(texts) and not any(mark in text for mark in "$`")
     if option.kind is OptionKind.NAMES:
-        return (tuple(_names(texts)) if is_known else None), option.kind.value
-    return (text if is_known else None), option.kind.value
+        return (tuple(_names(texts)) if is_resolved else None), option.kind.value
+    return (text if is_resolved else None), option.kind.value
 
 
 def _names(texts: Iterable[str]) -> Iterable[str]:

@@ -31,13 +31,13 @@ def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTree
 
     `purpose` is `recompute` or `offload`.
     """
-    found = []
+    operators = []
     for entry in _modules(purpose, use_legacy).get(module, ()):
         layers = tuple(index for index, tree in enumerate(trees.layers) if _holds(entry, tree))
         if layers:
             is_everywhere = len(layers) == len(trees.layers)
-            found.append(NamedOperators(entry["pattern"], Layers(None if is_everywhere else layers)))
-    return tuple(found)
+            operators.append(NamedOperators(entry["pattern"], Layers(None if is_everywhere else layers)))
+    return tuple(operators)
 
 
 def available_modules(purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[str, ...]:
@@ -120,15 +120,15 @@ class _Translation:
         if num_layers is None:
             raise AssertionError("full recompute of an unknown number of layers")
         layout = place_layers(self.options, num_layers)
-        every = Layers(None)
+        all_layers = Layers(None)
         if self.options.recompute_method == "block":
             block = block_layers(layout, count)
-            layers = every if len(block) == num_layers else Layers(block)
+            layers = all_layers if len(block) == num_layers else Layers(block)
             self.summary.append(f"full recompute, block {count}: {format_layers(layers)}")
             return layers, NO_LAYERS
         if count == 1:
             self.summary.append("full recompute, uniform 1: every layer keeps its input")
-            return every, NO_LAYERS
+            return all_layers, NO_LAYERS
         ends = tuple(group_ends(layout, count))
         inner = Layers(tuple(index for index in range(num_layers) if index not in ends))
         self.summary.append(f"full recompute, uniform {count}: {len(ends)} groups, kept is the output of "
@@ -139,30 +139,32 @@ class _Translation:
             block_of_all = f"--recompute-method block --recompute-num-layers {max(max(row) for row in layout.sizes)}"
             fix = f"{block_of_all}: every layer is recomputed too, and each keeps its input"
             self._add(Level.ERROR, "recompute_num_layers", message, "uniform 1, or block", fix)
-        return every, inner
+        return all_layers, inner
 
     def _operators(self, purpose: str, modules: tuple[str, ...]) -> dict[str, Layers]:
         """Pattern -> layers of all modules; a module that the model does not have is a problem."""
-        found: dict[str, Layers] = {}
+        layers_by_pattern: dict[str, Layers] = {}
         field = f"{purpose}_modules"
         if self.trees is None:
             fix = "run this where MindFormers is installed"
             self._add(Level.ERROR, field, "the operators of this model are not known", fix=fix)
-            return found
+            return layers_by_pattern
         for module in modules:
             operators = find_operators(module, purpose, self.use_legacy, self.trees)
             if not operators:
                 possible = ", ".join(available_modules(purpose, self.use_legacy, self.trees))
                 self._add(Level.ERROR, field, f"nothing in {self.trees.source} is like '{module}'", possible)
             for named in operators:
-                found[named.pattern] = union_layers((found.get(named.pattern, NO_LAYERS), named.layers))
+                layers_by_pattern[named.pattern] = union_layers(
+                    (layers_by_pattern.get(named.pattern, NO_LAYERS), named.layers)
+                )
             patterns = ", ".join(named.pattern for named in operators)
             self.summary.append(f"{purpose} {module}: {patterns}")
         norms = [name for name in ("attn_norm", "mlp_norm") if name in modules]
         if purpose == "offload" and len(norms) == 1:
             message = f"{norms[0]}: 'add' makes the inputs of both norms, so both are offloaded"
             self._add(Level.WARNING, field, message)
-        return found
+        return layers_by_pattern
 
     def _add(self, level: Level, field: str, message: str, allowed: str = "", fix: str = "") -> None:
         name = option_name(field)

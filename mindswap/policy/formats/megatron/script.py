@@ -138,8 +138,8 @@ class _Shell:
     def _expand(self, text: str) -> str:
         def value(match: re.Match[str]) -> str:
             name = match[1] or match[2]
-            known = self.values.get(name, match[3])
-            return match[0] if known is None else known
+            current = self.values.get(name, match[3])
+            return match[0] if current is None else current
 
         return _VARIABLE.sub(value, text)
 

@@ -77,10 +77,10 @@ def _num_chunks(options: MegatronOptions, per_stage: list[int]) -> int:
     return _divide(per_stage[0], options.num_layers_per_virtual_pipeline_stage, field, "layers of a stage", "per chunk")
 
 
-def _divide(number: int, by: int, field: str, what: str, into: str) -> int:
-    if number % by or number < by:
-        raise PlacementError(field, f"{number} {what} cannot be divided by {by} ({into})")
-    return number // by
+def _divide(number: int, divisor: int, field: str, units: str, divisor_name: str) -> int:
+    if number % divisor or number < divisor:
+        raise PlacementError(field, f"{number} {units} cannot be divided by {divisor} ({divisor_name})")
+    return number // divisor
 
 
 def block_layers(layout: Layout, num_layers: int) -> tuple[int, ...]:
@@ -100,13 +100,13 @@ INSIDE_MOE = ("moe_act", "expert_fc1", "fused_group_mlp")
 Finding = tuple[str, str, str, str]  # option, message, allowed, fix
 
 
-def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tuple[Problem, ...]:
+def find_problems(options: MegatronOptions, module_names: dict[str, list[str]]) -> tuple[Problem, ...]:
     """Every reason for which Megatron would stop, and what mindswap needs and does not find.
 
-    `known` are the module names that Megatron takes, for `recompute` and for `offload`.
+    `module_names` are the module names that Megatron takes, for `recompute` and for `offload`.
     """
-    names = ((Level.ERROR, error) for error in _check_names(options, known))
-    found = (*_find_listed(options, known), *names, *_check_layers(options))
+    names = ((Level.ERROR, error) for error in _check_names(options, module_names))
+    problems = (*_find_listed(options, module_names), *names, *_check_layers(options))
     return tuple(
         Problem(
             location=options.location_of(field),
@@ -117,7 +117,7 @@ def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tupl
             fix=fix,
             subject=option_name(field),
         )
-        for level, (field, message, allowed, fix) in found
+        for level, (field, message, allowed, fix) in problems
     )
 
 
@@ -131,11 +131,11 @@ _CONDITIONS: dict[str, Callable[[Any, str], bool]] = {
 }
 
 
-def _find_listed(options: MegatronOptions, known: dict[str, list[str]]) -> Iterator[tuple[Level, Finding]]:
+def _find_listed(options: MegatronOptions, module_names: dict[str, list[str]]) -> Iterator[tuple[Level, Finding]]:
     """What data/megatron/validity.yaml has."""
     size = options.tensor_model_parallel_size or 1
     values = vars(options) | {"granularity": options.granularity, "tensor_model_parallel_size": size}
-    texts = values | {purpose: ", ".join(names) for purpose, names in known.items()}
+    texts = values | {purpose: ", ".join(names) for purpose, names in module_names.items()}
     for rule in package_data("megatron/validity.yaml"):
         conditions = (condition.split() for condition in rule["when"])
         if all(_CONDITIONS[name](values[option], "".join(word)) for option, name, *word in conditions):
@@ -143,12 +143,12 @@ def _find_listed(options: MegatronOptions, known: dict[str, list[str]]) -> Itera
             yield Level(rule["level"]), (rule["option"], message, allowed, fix)
 
 
-def _check_names(options: MegatronOptions, known: dict[str, list[str]]) -> Iterator[Finding]:
+def _check_names(options: MegatronOptions, module_names: dict[str, list[str]]) -> Iterator[Finding]:
     recompute, offload = options.recompute_modules or (), options.offload_modules or ()
     offload = offload if options.fine_grained_activation_offloading else ()
     for purpose, names in (("recompute", recompute), ("offload", offload)):
-        if unknown := [name for name in names if name not in known[purpose]]:
-            yield f"{purpose}_modules", f"{', '.join(unknown)}: no such module", ", ".join(known[purpose]), ""
+        if unknown := [name for name in names if name not in module_names[purpose]]:
+            yield f"{purpose}_modules", f"{', '.join(unknown)}: no such module", ", ".join(module_names[purpose]), ""
     inside = [name for name in offload if name in INSIDE_MOE]
     if options.granularity == "selective" and "moe" in recompute and inside:
         message = f"{', '.join(inside)}: inside moe, which --recompute-modules has whole"

@@ -94,12 +94,12 @@ def _read_swap(document: Document, parts: Parts) -> _Swap:
         parts.parse_issues.add_invalid_value("swap_config.default_prefetch", prefetch, Expect.PREFETCH)
     if _is_default_strategy(layer_swap, op_swap, prefetch):
         return _default_strategy(swap, prefetch)
-    found: list[Statement] = []
+    statements: list[Statement] = []
     if layer_swap is not None:
-        found += _read_layer_swap(layer_swap, parts)
+        statements += _read_layer_swap(layer_swap, parts)
     if op_swap is not None:
-        found += _read_op_swap(op_swap, parts)
-    return _Swap(True, tuple(found))
+        statements += _read_op_swap(op_swap, parts)
+    return _Swap(True, tuple(statements))
 
 
 def _set(node: DocumentNode | None) -> DocumentNode | None:
@@ -109,10 +109,20 @@ def _set(node: DocumentNode | None) -> DocumentNode | None:
 
 def _default_strategy(swap: DocumentNode, prefetch: DocumentNode | None) -> _Swap:
     distance = PREFETCH_DEFAULT if prefetch is None else prefetch.value if is_prefetch(prefetch) else None
-    place = ("swap_config.swap", swap.location)
-    ahead = (distance, (prefetch or swap).location)
+    path_fields = ("swap_config.swap", swap.location)
+    prefetch_fields = (distance, (prefetch or swap).location)
     statements = (
-        Statement("op_swap", *place, pattern, *place, ALL_LAYERS, "swap_config.swap", (), *ahead, is_default=True)
+        Statement(
+            "op_swap",
+            *path_fields,
+            pattern,
+            *path_fields,
+            ALL_LAYERS,
+            "swap_config.swap",
+            (),
+            *prefetch_fields,
+            is_default=True,
+        )
         for pattern in DEFAULT_SWAP_PATTERNS
     )
     return _Swap(True, tuple(statements), distance)
@@ -191,8 +201,8 @@ def build_policy(settings: PolicySettings) -> Policy:
         option: tuple(OpRecompute(pattern, layers) for pattern, _, layers in _grouped(settings.of(option)))
         for option in SELECT_OPTIONS
     }
-    entries["layer_swap"] = [LayerSwap(layers, ahead) for _, ahead, layers in _grouped(settings.of("layer_swap"))]
-    entries["op_swap"] = [OpSwap(name, layers, ahead) for name, ahead, layers in _grouped(settings.of("op_swap"))]
+    entries["layer_swap"] = [LayerSwap(layers, prefetch) for _, prefetch, layers in _grouped(settings.of("layer_swap"))]
+    entries["op_swap"] = [OpSwap(name, layers, prefetch) for name, prefetch, layers in _grouped(settings.of("op_swap"))]
     for option, field in (("recompute", "layer_recompute"), ("output_recompute", "output_recompute")):
         entries[field] = union_layers(statement.layers for statement in settings.of(option))
     entries.update(settings.flags)

@@ -60,13 +60,13 @@ class Parts:
     def patterns(self, node: DocumentNode, path: str) -> list[Named]:
         """The operator names at a place."""
         items = node.items or ()
-        places = [(f"{path}[{index}]", item) for index, item in enumerate(items)] or [(path, node)]
+        located_items = [(f"{path}[{index}]", item) for index, item in enumerate(items)] or [(path, node)]
         patterns: list[Named] = []
-        for place_path, place in places:
-            if is_pattern(place):
-                patterns.append((str(place.value), place_path, place.location))
+        for item_path, item in located_items:
+            if is_pattern(item):
+                patterns.append((str(item.value), item_path, item.location))
             else:
-                self.parse_issues.add_invalid_value(place_path, place, Expect.PATTERN)
+                self.parse_issues.add_invalid_value(item_path, item, Expect.PATTERN)
         return patterns
 
     def layers(self, node: DocumentNode, path: str, expect: Expect = Expect.LAYERS) -> ParsedLayers:
@@ -76,11 +76,11 @@ class Parts:
         if node.items is not None:
             refs = []
             for index, item in enumerate(node.items):
-                found = _layer_refs(item)
-                if found is None:
+                indices = _layer_refs(item)
+                if indices is None:
                     self.parse_issues.add_invalid_value(f"{path}[{index}]", item, Expect.LAYER_INDEX)
                 else:
-                    refs += found
+                    refs += indices
         else:
             refs = (_layer_refs(node) if isinstance(node.value, str) else None) or []
             if not refs:
@@ -135,8 +135,11 @@ class RecomputeReader:
         for entry in section.unique_entries():
             path = f"recompute_config.{key_text(entry.key)}"
             if entry.key == "recompute":
-                whole, found = (None, path, entry.value.location), self._layers(entry.value, path, Expect.RECOMPUTE)
-                self._add("recompute", path, entry.value, whole, found)
+                full_layer, layers = (
+                    (None, path, entry.value.location),
+                    self._layers(entry.value, path, Expect.RECOMPUTE),
+                )
+                self._add("recompute", path, entry.value, full_layer, layers)
             elif entry.key in SELECT_OPTIONS:
                 self._read_select(str(entry.key), entry.value, path)
             elif entry.key in RECOMPUTE_FLAGS:
@@ -165,21 +168,27 @@ class RecomputeReader:
         if node.entries is not None:
             for named in node.unique_entries():
                 name_path = f"{path}['{key_text(named.key)}']"
-                found = self._layers(named.value, name_path, Expect.RECOMPUTE)
+                layers = self._layers(named.value, name_path, Expect.RECOMPUTE)
                 for pattern in self.parts.patterns(DocumentNode(named.location, named.key), name_path):
-                    self._add(option, name_path, named.value, pattern, found)
+                    self._add(option, name_path, named.value, pattern, layers)
         elif node.items and any(isinstance(item.value, str) and not is_range(item) for item in node.items):
             for pattern in self.parts.patterns(node, path):
                 self._add(option, pattern[1], node, pattern, (ALL_LAYERS, ()))
         else:
-            found = self._layers(node, path, Expect.SELECT)
+            layers = self._layers(node, path, Expect.SELECT)
             for name in default_operators(option, self.use_legacy):
-                self._add(option, path, node, (name, path, node.location), found, is_default=True)
+                self._add(option, path, node, (name, path, node.location), layers, is_default=True)
 
     def _add(
-        self, option: str, path: str, node: DocumentNode, named: Named, found: ParsedLayers, is_default: bool = False
+        self,
+        option: str,
+        path: str,
+        node: DocumentNode,
+        named: Named,
+        parsed_layers: ParsedLayers,
+        is_default: bool = False,
     ) -> None:
-        layers, refs = found
+        layers, refs = parsed_layers
         if layers or refs:
             statement = Statement(option, path, node.location, *named, layers, path, refs, is_default=is_default)
             self.statements.append(statement)

@@ -114,8 +114,8 @@ def is_index(node: DocumentNode) -> bool:
 
 def find_count(nodes: Iterable[DocumentNode | None], minimum: int) -> int | None:
     """The first that is a number of layers, from `minimum` on."""
-    found = (node.value for node in nodes if node is not None and is_index(node))
-    return next((value for value in found if minimum <= value <= MAX_NUM_LAYERS), None)
+    counts = (node.value for node in nodes if node is not None and is_index(node))
+    return next((value for value in counts if minimum <= value <= MAX_NUM_LAYERS), None)
 
 
 def is_pattern(node: DocumentNode) -> bool:

@@ -53,11 +53,11 @@ class UnknownKey:
             section_of_key: section of each key of this version of MindFormers.
             min_similarity: minimum similarity of a suggested name, from 0 to 1 (difflib).
         """
-        home = section_of_key.get(self.entry.key, "")
-        if self.is_in_entry and home.startswith(ENTRY_PREFIX):
-            return f"move the entry to {home.removeprefix(ENTRY_PREFIX)}"
-        if home and not self.is_in_entry:
-            return f"move it to {home}"
+        section = section_of_key.get(self.entry.key, "")
+        if self.is_in_entry and section.startswith(ENTRY_PREFIX):
+            return f"move the entry to {section.removeprefix(ENTRY_PREFIX)}"
+        if section and not self.is_in_entry:
+            return f"move it to {section}"
         closest = closest_names(key_text(self.entry.key), self.allowed_keys, min_similarity=min_similarity)
         return f"write '{closest[0]}'" if closest else "delete it"
 

@@ -96,19 +96,19 @@ def _read_per_stage(node: DocumentNode, items: tuple[DocumentNode, ...], layout:
     if items and len(items) < len(capacities):
         rest = format_count(len(capacities) - len(items), "last stage")
         warnings.append(f"{show(node)} has no count for the {rest}, which gets 0")
-    dealt = [[0] * len(row) for row in layout.sizes]
+    counts = [[0] * len(row) for row in layout.sizes]
     for stage, (item, capacity) in enumerate(zip(items, capacities, strict=False)):
         if item.value < 0:
             raise CountsError(item, f"{item.value} is negative, and MindFormers would never come to an end")
         if not isinstance(item.value, bool) and item.value > capacity:
             warnings.append(f"{item.value} for stage {stage}, which has {format_count(capacity, 'layer')}")
-        left = capacity if item.value is True else min(item.value, capacity)
-        while left > 0:
+        num_left = capacity if item.value is True else min(item.value, capacity)
+        while num_left > 0:
             for chunk, row in enumerate(layout.sizes):
-                if left > 0 and dealt[chunk][stage] < row[stage]:
-                    dealt[chunk][stage] += 1
-                    left -= 1
-    return _counts_from_rows(dealt, warnings)
+                if num_left > 0 and counts[chunk][stage] < row[stage]:
+                    counts[chunk][stage] += 1
+                    num_left -= 1
+    return _counts_from_rows(counts, warnings)
 
 
 def _read_per_chunk(node: DocumentNode, items: tuple[DocumentNode, ...], layout: Layout) -> Counts:
@@ -151,8 +151,8 @@ def _clamp_row(
             yield sizes[position] if entry.value else 0
             continue
         if not 0 <= entry.value <= sizes[position]:
-            there = f"position {position} of chunk {chunk} has {format_count(sizes[position], 'layer')}"
-            warnings.append(f"{entry.value} counts as {max(0, min(entry.value, sizes[position]))}: {there}")
+            available = f"position {position} of chunk {chunk} has {format_count(sizes[position], 'layer')}"
+            warnings.append(f"{entry.value} counts as {max(0, min(entry.value, sizes[position]))}: {available}")
         yield min(entry.value, sizes[position])
 
 

@@ -190,8 +190,8 @@ class _Expansion:
         self, option: str, path: str, location: Location, pattern: str, counts: Counts | None, is_default: bool = False
     ) -> None:
         if counts is not None:
-            place, layers = (path, location), self._layers(counts)
-            statement = Statement(option, *place, pattern, *place, layers, path, is_default=is_default)
+            path_fields, layers = (path, location), self._layers(counts)
+            statement = Statement(option, *path_fields, pattern, *path_fields, layers, path, is_default=is_default)
             self.found[option][pattern] = statement, counts
 
     def _counts(self, node: DocumentNode, path: str) -> Counts | None:
@@ -205,16 +205,16 @@ class _Expansion:
             return None
         rows = [list(row) for row in counts.rows]
         # The second row of zero_bubble_v is turned round before it is read.
-        meant = ALLOWED_BY_ZERO_BUBBLE if self.layout.is_zero_bubble_v else rows if len(rows) > 1 else rows[0]
+        suggestion = ALLOWED_BY_ZERO_BUBBLE if self.layout.is_zero_bubble_v else rows if len(rows) > 1 else rows[0]
         for warning in counts.warnings:
-            self.report(node.location, f"{path}: {warning}", Level.WARNING, fix=f"{last_key(path)}: {meant}")
+            self.report(node.location, f"{path}: {warning}", Level.WARNING, fix=f"{last_key(path)}: {suggestion}")
         return counts
 
     def _apply_exclude(self, option: str) -> None:
         """Each name of the exclude option removes one like it from the select option, in every layer."""
         selected = self.found[option]
         for name, (excluded, _) in self.found[option + EXCLUDE].items():
-            pattern = next((one for one in selected if _patterns_match(name, one)), None)
+            pattern = next((candidate for candidate in selected if _patterns_match(name, candidate)), None)
             entry, counts = selected.pop(pattern) if pattern is not None else (None, None)
             # Else nothing was selected, and nothing is lost.
             if entry is not None and counts is not None and any(map(any, counts.rows)):
@@ -253,12 +253,12 @@ class _Expansion:
         is_on = self.document.get("parallel", "pipeline_config", "pipeline_interleave")
         written = read_num_chunks(self.document)
         if written > 1 and (is_on is None or is_on.value is not True):
-            place = self.document.location_of("model", "model_config", "pp_interleave_num")
+            location = self.document.location_of("model", "model_config", "pp_interleave_num")
             num_chunks = self.pipeline.num_chunks
             effect = f"{num_chunks} chunks are counted here" if num_chunks > 1 else "1 chunk counts"
             message = f"model.model_config.pp_interleave_num: acts only with pipeline_interleave: True; {effect}"
             fix = "parallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: '1f1b'}}"
-            self.report(place, message, Level.WARNING, fix=fix)
+            self.report(location, message, Level.WARNING, fix=fix)
 
     def _refuse(self, node: DocumentNode, path: str, allowed: str) -> None:
         self.report(node.location, f"{path}: {show(node)} is {node.kind}", Level.ERROR, allowed)

@@ -129,13 +129,13 @@ def _swap_2x(
 
 
 def _recompute_2x(policy: Policy, num_layers: int, names: LayerNames, lost: list[str]) -> dict[str, dict[str, Any]]:
-    whole = policy.layer_recompute.resolve(num_layers)
-    select = _modules_2x(policy.select_recompute, num_layers, whole, names, lost)
+    full_layers = policy.layer_recompute.resolve(num_layers)
+    select = _modules_2x(policy.select_recompute, num_layers, full_layers, names, lost)
     exclude = _modules_2x(policy.select_recompute_exclude, num_layers, (), names, lost)
-    comm = _modules_2x(policy.select_comm_recompute, num_layers, whole, names, lost)
-    recompute: dict[str, Any] = {"mode": "select" if select else "full" if whole else "None"}
-    if whole:
-        recompute["full_recompute_layer"] = index_runs(whole)
+    comm = _modules_2x(policy.select_comm_recompute, num_layers, full_layers, names, lost)
+    recompute: dict[str, Any] = {"mode": "select" if select else "full" if full_layers else "None"}
+    if full_layers:
+        recompute["full_recompute_layer"] = index_runs(full_layers)
     if select:
         recompute["select_module"] = select
     if exclude and recompute["mode"] != "None":
@@ -155,13 +155,15 @@ def _recompute_2x(policy: Policy, num_layers: int, names: LayerNames, lost: list
 
 
 def _modules_2x(
-    entries: Iterable[OpRecompute], num_layers: int, whole: Iterable[int], names: LayerNames, lost: list[str]
+    entries: Iterable[OpRecompute], num_layers: int, full_layers: Iterable[int], names: LayerNames, lost: list[str]
 ) -> dict[str, list[str]]:
-    found: dict[str, set[int]] = {}
+    layers_by_pattern: dict[str, set[int]] = {}
     for entry in entries:
         for pattern in patterns_to_2x(entry.pattern, names, lost):
-            found.setdefault(pattern, set()).update(set(entry.layers.resolve(num_layers)) - set(whole))
-    return {pattern: index_runs(layers) for pattern, layers in found.items() if layers}
+            layers_by_pattern.setdefault(pattern, set()).update(
+                set(entry.layers.resolve(num_layers)) - set(full_layers)
+            )
+    return {pattern: index_runs(layers) for pattern, layers in layers_by_pattern.items() if layers}
 
 
 def to_1_9(
@@ -225,9 +227,9 @@ def to_1_9(
 
 def _names_1_9(layer_map: LayerMap, use_legacy: bool, lost: list[str]) -> dict[str, list[int]]:
     """Return the layers of each pattern of 1.9."""
-    found: dict[str, list[int]] = {}
+    layers_by_pattern: dict[str, list[int]] = {}
     for layer, paths in layer_map.items():
         for path in paths:
             for pattern in pattern_to_1_9(path, use_legacy, lost):
-                found.setdefault(pattern, []).append(layer)
-    return {pattern: sorted(set(layers)) for pattern, layers in found.items()}
+                layers_by_pattern.setdefault(pattern, []).append(layer)
+    return {pattern: sorted(set(layers)) for pattern, layers in layers_by_pattern.items()}

@@ -105,32 +105,32 @@ def _named(target: Target, layer: int, model: Model | None) -> tuple[str, ...]:
 def _expand(settings: Settings2x, model: Model | None, option: str, unmatched: list[tuple[str, str]]) -> LayerMap:
     """Paths by layer in the order of patterns. Of equal patterns the last counts, at the place of the first."""
     by_pattern = {target.pattern or "": target for target in settings.of(option)}
-    found: dict[int, dict[str, None]] = {}
+    paths_by_layer: dict[int, dict[str, None]] = {}
     for pattern, target in by_pattern.items():
         named = {layer: _named(target, layer, model) for layer in settings.layers_of(target)}
         if not any(named.values()):
             unmatched.append((option, pattern))
         for layer, paths in named.items():
             if paths:
-                found.setdefault(layer, {}).update(dict.fromkeys(paths))
-    return {layer: tuple(paths) for layer, paths in found.items()}
+                paths_by_layer.setdefault(layer, {}).update(dict.fromkeys(paths))
+    return {layer: tuple(paths) for layer, paths in paths_by_layer.items()}
 
 
-def _clean(found: LayerMap, whole: frozenset[int]) -> LayerMap:
+def _clean(layer_map: LayerMap, full_layers: frozenset[int]) -> LayerMap:
     """Without layers that are taken whole, and without paths below another path of the map."""
     cleaned = {}
-    for layer, paths in found.items():
-        if layer not in whole:
+    for layer, paths in layer_map.items():
+        if layer not in full_layers:
             ordered = sorted(paths, key=lambda path: (path.count("."), path))
             cleaned[layer] = tuple(p for p in ordered if not _below_any(p, ordered))
     return cleaned
 
 
-def _clean_comm(found: LayerMap, whole: frozenset[int], recompute: LayerMap) -> LayerMap:
+def _clean_comm(layer_map: LayerMap, full_layers: frozenset[int], recompute: LayerMap) -> LayerMap:
     cleaned = {}
-    for layer, paths in found.items():
+    for layer, paths in layer_map.items():
         kept = tuple(path for path in paths if not _below_any(path, recompute.get(layer, ())))
-        if layer not in whole and kept:
+        if layer not in full_layers and kept:
             cleaned[layer] = kept
     return cleaned
 
@@ -232,8 +232,8 @@ def log_lines(effect: SettingsEffect) -> tuple[str, ...]:
 
 def _map_lines(effect: SettingsEffect, option: str) -> Iterator[str]:
     label, config, title = _LABELS[option]
-    for found, pattern in effect.unmatched:
-        if found == option:
+    for unmatched_option, pattern in effect.unmatched:
+        if unmatched_option == option:
             yield f"{label} pattern '{pattern}' did not match any module in the model, please check your {config}."
     if option in effect.maps:
         yield f"--- Final {title} Configuration Map---"

@@ -94,14 +94,14 @@ class _Reader:
         """The mappings of a list, whose keys are looked at; one mapping stands for a list of it."""
         if node is None or node.is_null:
             return []
-        found = [(f"{path}[{index}]", item) for index, item in enumerate(node.items or ())]
+        candidates = [(f"{path}[{index}]", item) for index, item in enumerate(node.items or ())]
         if node.items is None:
             self.parse_issues.add_invalid_value(path, node, Expect2x.ENTRIES)
-            found = [(path, node)] if node.entries is not None else []
-        for entry_path, entry in found:
+            candidates = [(path, node)] if node.entries is not None else []
+        for entry_path, entry in candidates:
             if entry.entries is None:
                 self.parse_issues.add_invalid_value(entry_path, entry, Expect2x.ENTRY)
-        entries = [(entry_path, entry) for entry_path, entry in found if entry.entries is not None]
+        entries = [(entry_path, entry) for entry_path, entry in candidates if entry.entries is not None]
         for entry_path, entry in entries:
             self.parse_issues.check_keys(entry, entry_path, keys, is_entry=True)
         return entries

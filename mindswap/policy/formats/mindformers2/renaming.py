@@ -60,26 +60,28 @@ def patterns_to_2x(pattern: str, names: LayerNames, lost: list[str]) -> list[str
     if names.layer_1_9 is None or names.paths_2x is None:
         return _rename_parts(pattern, parts, lost)
     try:
-        found = [match.name for match in match_pattern(pattern, names.layer_1_9)]
+        matched_paths = [match.name for match in match_pattern(pattern, names.layer_1_9)]
     except PatternError as error:
         lost.append(str(error))
         return []
-    renamed = dict.fromkeys(to_2x_path(path) for path in found)
+    renamed = dict.fromkeys(to_2x_path(path) for path in matched_paths)
     missing = [path for path in renamed if path not in names.paths_2x]
     if missing:
-        what = ", ".join(f"'{path}'" for path in missing)
-        lost.append(f"'{pattern}': a layer of 2.x has no {what}: left out")
+        missing_names = ", ".join(f"'{path}'" for path in missing)
+        lost.append(f"'{pattern}': a layer of 2.x has no {missing_names}: left out")
     kept = [path for path in renamed if path in names.paths_2x and not any(is_below(path, other) for other in renamed)]
     operators = [path for path in kept if path not in names.cells_2x]
     if operators:
         lost.append(_shifted(pattern, operators))
     for path in kept:
-        others = [
-            old for old, new in LEGACY_CELLS.items() if new == path and old not in _RARE_CELLS and old not in found
+        legacy_cells = [
+            old
+            for old, new in LEGACY_CELLS.items()
+            if new == path and old not in _RARE_CELLS and old not in matched_paths
         ]
-        others = [old for old in others if any(node == old for node in _cells(names.layer_1_9))]
-        if others:
-            lost.append(f"'{pattern}': became '{path}', which does the work of {', '.join(others)}, too")
+        legacy_cells = [old for old in legacy_cells if any(node == old for node in _cells(names.layer_1_9))]
+        if legacy_cells:
+            lost.append(f"'{pattern}': became '{path}', which does the work of {', '.join(legacy_cells)}, too")
     return [path.replace(".", r"\.") for path in kept]
 
 
@@ -100,8 +102,8 @@ def _rename_parts(pattern: str, parts: list[str], lost: list[str]) -> list[str]:
 
 
 def _shifted(pattern: str, new: list[str]) -> str:
-    what = "', '".join(new)
-    return f"'{pattern}': in 1.9 the output of an operator, in 2.x ('{what}') what it saves, mostly its inputs"
+    names = "', '".join(new)
+    return f"'{pattern}': in 1.9 the output of an operator, in 2.x ('{names}') what it saves, mostly its inputs"
 
 
 def pattern_to_1_9(path: str, use_legacy: bool, lost: list[str]) -> list[str]:
@@ -115,16 +117,16 @@ def pattern_to_1_9(path: str, use_legacy: bool, lost: list[str]) -> list[str]:
         lost.append(f"'{path}': one operator; 1.9 moves or recomputes its output, not what it saves")
     if not use_legacy:
         return [r"\.".join(parts)]
-    olds = [old for old, new in LEGACY_CELLS.items() if plain == new and not old.startswith("self_attention")]
-    olds = [old for old in olds if old not in _RARE_CELLS]
-    if not olds:
+    legacy_paths = [old for old, new in LEGACY_CELLS.items() if plain == new and not old.startswith("self_attention")]
+    legacy_paths = [old for old in legacy_paths if old not in _RARE_CELLS]
+    if not legacy_paths:
         parent = next((n for n in sorted(set(LEGACY_CELLS.values()), key=len)[::-1] if plain.startswith(n + ".")), None)
         if parent is None:
             lost.append(f"'{path}': has no other name in the legacy models; look at it") if len(parts) > 1 else None
             return [r"\.".join(parts)]
-        heads = [old for old, new in LEGACY_CELLS.items() if new == parent and old not in _RARE_CELLS]
-        olds = [old + plain[len(parent) :] for old in heads if not old.startswith("self_attention")]
-    return [old.replace(".", r"\.") for old in olds]
+        legacy_parents = [old for old, new in LEGACY_CELLS.items() if new == parent and old not in _RARE_CELLS]
+        legacy_paths = [old + plain[len(parent) :] for old in legacy_parents if not old.startswith("self_attention")]
+    return [old.replace(".", r"\.") for old in legacy_paths]
 
 
 # Edits of a user's YAML text: some top-level sections give way to others, every comment stays.
@@ -175,11 +177,11 @@ def replace_sections(
 
 def _comments(section: str) -> list[str]:
     """The comments of a piece of YAML; a `#` inside a string is none."""
-    found, done = [], 0
+    comments, position = [], 0
     for token in yaml.scan(section):
-        found += _COMMENT.findall(section[done : token.start_mark.index])
-        done = max(done, token.end_mark.index)
-    return found + _COMMENT.findall(section[done:])
+        comments += _COMMENT.findall(section[position : token.start_mark.index])
+        position = max(position, token.end_mark.index)
+    return comments + _COMMENT.findall(section[position:])
 
 
 def _refusal(file: str, message: str) -> PolicyError:

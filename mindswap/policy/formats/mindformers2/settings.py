@@ -47,10 +47,10 @@ def parse_spec(node: DocumentNode, path: str) -> LayerSpec | None:
 
 def indices_of(specs: Iterable[LayerSpec], limit: int) -> tuple[int, ...]:
     """The layers below `limit`, ascending."""
-    found: set[int] = set()
+    indices: set[int] = set()
     for spec in specs:
-        found.update(range(spec.first, min(spec.last, limit - 1) + 1))
-    return tuple(sorted(found))
+        indices.update(range(spec.first, min(spec.last, limit - 1) + 1))
+    return tuple(sorted(indices))
 
 
 # Keys of each section. Source: mindformers/pynative/config/config.py (2.1.0), SwapConfig and the two above it.

@@ -73,9 +73,9 @@ def dense_layer() -> LayerPaths:
 
 def paths_from_outline(outline: dict[str, Any]) -> LayerPaths:
     """Paths in a nested outline of one layer: `calls`, `methods` and `cells` of each cell."""
-    found = tuple(_walk(outline, ""))
-    cells = frozenset(path for path, is_cell in found if is_cell)
-    return LayerPaths(cells, frozenset(path for path, _ in found) - cells, tuple(path for path, _ in found))
+    paths = tuple(_walk(outline, ""))
+    cells = frozenset(path for path, is_cell in paths if is_cell)
+    return LayerPaths(cells, frozenset(path for path, _ in paths) - cells, tuple(path for path, _ in paths))
 
 
 def _walk(outline: dict[str, Any], prefix: str) -> Iterator[tuple[str, bool]]:
