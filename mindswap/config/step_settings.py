@@ -10,6 +10,7 @@ from mindswap.config.problem import Location
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 from mindswap.units import ceil_div
 
+COMPUTE_DTYPE_PATH = ("model", "model_config", "compute_dtype")
 DEFAULT_OPTIMIZER = "AdamW"
 # Default of `model_config.seq_length`: of LlamaConfig and similar classes (models/llama/llama_config.py), and of all
 # newer models (`register_mf_model_parameter` in models/*/configuration_*.py).
@@ -56,6 +57,7 @@ class StepSettings:
     is_decaying: bool = False  # `optimizer.weight_decay` is more than 0
     has_interleaved_halves: bool = False  # layers alternate between two halves of the batch (`fine_grain_interleave`)
     is_newer: bool = False  # a newer model of MindFormers (`use_legacy: False`)
+    pool_limit_bytes: int = 0  # size to which `max_device_memory` lets MindSpore's pool grow; 0 without a limit
 
     @property
     def num_micro_steps(self) -> int:
@@ -94,6 +96,30 @@ class StepSettings:
         return self.data_parallel * self.model_parallel * self.context_parallel * self.pipeline.num_stages
 
     @property
+    def communicators(self) -> tuple[str, ...]:
+        """Purposes of the communicators of one rank: MindSpore groups with more than one card.
+
+        HCCL keeps buffers for each, outside MindSpore's pool.
+
+        Source:
+            MindSpore's `hccl_world_group`; groups of the splits of operators; in a pipeline forward and backward to
+            the other stages (`pipeline_transformer.cc`, CreateForwardGroup), the group of MindFormers' `wrapper.py`,
+            and one of its own for weights (`overlap_opt_shard_in_pipeline.cc`, `_parallel_optimizer`).
+        """
+        cards = {
+            "world": self.num_cards,
+            "tensor parallel": self.model_parallel,
+            "context parallel": self.context_parallel,
+            "data parallel": self.data_parallel,
+        }
+        names = [name for name, number in cards.items() if number > 1]
+        if self.pipeline.num_stages > 1:
+            names += ["pipeline forward", "pipeline backward", "pipeline loss"]
+            if self.num_optimizer_shards > 1 and self.data_parallel * self.context_parallel > 1:
+                names.append("weights")
+        return tuple(names)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of one step over all cards."""
         return self.batch_size * self.seq_length * self.num_micro_batches * self.data_parallel
@@ -120,7 +146,7 @@ def read_step_settings(document: Document) -> StepSettings:
     # SetClonedTensorShapeForOptimizer) tests for it or zero3. tests/adapters/test_gathered_weights.py checks it in
     # 2.9.0.
     shard_sum = document.value(*OPTIMIZER_CONFIG, "gradient_accumulation_shard")
-    dtype = document.value("model", "model_config", "compute_dtype")
+    dtype = document.value(*COMPUTE_DTYPE_PATH)
     is_clipping = document.value("runner_wrapper", "use_clip_grad")
     return StepSettings(
         batch_size=document.count("runner_config", "batch_size"),
@@ -148,6 +174,7 @@ def read_step_settings(document: Document) -> StepSettings:
         is_decaying=document.value("optimizer", "weight_decay") not in (None, 0),
         has_interleaved_halves=has_interleaved_halves(document),
         is_newer=not document.is_legacy,
+        pool_limit_bytes=read_pool_limit(document),
     )
 
 
@@ -195,6 +222,14 @@ ALLOWED = 'a string such as "58GB"; GB is GiB there'
 _SIZE = re.compile(r"(?:[1-9][0-9]*\.?[0-9]*|0\.[0-9]*)GB")
 
 
+# MindSpore ignores a larger limit on 910B and A3 (`GetDeviceMemSizeFromContext` of ascend_memory_adapter.cc), and its
+# pool takes 15/16 of the memory that is free (kMSMemoryRatio).
+LARGEST_LIMIT_BYTES = 64 * 2**30
+# What CANN offers of a card of 64 GB (910B): aclrtGetMemInfo in out-of-memory errors of torch_npu, for example
+# vllm-ascend#19 and TouchNet#100. MindSpore stops if the limit is not below the memory that is free.
+CARD_BYTES = int(Decimal("60.96") * 2**30)
+
+
 @dataclass(frozen=True)
 class DeviceMemory:
     """A limit of device memory per card in a configuration."""
@@ -211,6 +246,12 @@ class DeviceMemory:
 def is_device_memory(value: object) -> bool:
     """Return whether MindSpore accepts a value: a positive number of GB without a space."""
     return isinstance(value, str) and _SIZE.fullmatch(value) is not None and Decimal(value[:-2]) > 0
+
+
+def read_pool_limit(document: Document) -> int:
+    """Return the size to which `max_device_memory` lets MindSpore's pool grow, in bytes; 0 if it sets none."""
+    limit = read_device_memory(document)
+    return limit.size_bytes if limit is not None and limit.size_bytes <= LARGEST_LIMIT_BYTES else 0
 
 
 def read_device_memory(document: Document) -> DeviceMemory | None:

@@ -12,8 +12,8 @@ from mindswap.config.nodes import Document
 from mindswap.config.pipeline_layout import SCHEDULER_PATH, find_sequence_problems
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
-from mindswap.config.step_settings import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
-from mindswap.errors import SimulationError, require
+from mindswap.config.step_settings import COMPUTE_DTYPE_PATH, DEFAULT_OPTIMIZER, StepSettings, read_step_settings
+from mindswap.errors import CostError, SimulationError, require
 from mindswap.features.simulate import LoadedStep
 from mindswap.files import file_name
 from mindswap.graph.analysis.work import measure_work
@@ -24,6 +24,7 @@ from mindswap.rules.checker import check_document, policy_of
 from mindswap.simulator.captured_step import CapturedStep
 from mindswap.simulator.cost.device_costs import find_costs
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE
+from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.layout import require_schedule
 from mindswap.simulator.schedules.rounds import LESS_MEMORY
 from mindswap.simulator.step_model import StepModel
@@ -107,6 +108,7 @@ def load_step(
     overrides = {**(overrides or {}), **_memory_override(memory)}
     costs = find_costs([document], device, overrides)
     settings = settings_of(document)
+    require_dtype(costs.device, settings.compute_dtype, document)
     if recorded is not None:
         captured = capture_of(recorded)
     elif captured is None:
@@ -185,7 +187,25 @@ def capture_step(
         compute_dtype=find_compute_dtype(captured.graph),
     )
     costs = find_costs([document], device, _memory_override(memory))
+    require_dtype(costs.device, settings.compute_dtype, document)
     return Step(document, Policy(is_swap_enabled=True), StepModel(captured, costs, settings), None)
+
+
+def require_dtype(device: Device, dtype: str, document: Document) -> None:
+    """Require that the matrix units of a device compute in a dtype.
+
+    Raises:
+        CostError: if they do not; with the location of `compute_dtype` where the configuration has it.
+    """
+    if device.peak_flops.get(dtype) != 0:
+        return
+    node = document.get(*COMPUTE_DTYPE_PATH)
+    place = f"{node.location}: {'.'.join(COMPUTE_DTYPE_PATH)}: " if node is not None else ""
+    allowed = ", ".join(name for name, flops in device.peak_flops.items() if flops)
+    raise CostError(
+        f"{place}{dtype} is not supported by {device.title}\n    allowed: {allowed}\n"
+        "    fix:     compute_dtype: float16, or a file or option `device` of the cards that you have"
+    )
 
 
 def _memory_override(memory: str | int | None) -> dict[str, str]:

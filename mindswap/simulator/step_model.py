@@ -20,7 +20,7 @@ from mindswap.policy.resolve import has_swaps, layer_key, with_recompute_only
 from mindswap.simulator.captured_step import CapturedStep, list_caveats
 from mindswap.simulator.compiled_layers import CompiledLayers
 from mindswap.simulator.cost.cost_table import CostTable
-from mindswap.simulator.cost.static_memory import StaticMemory, communication_bytes, list_communicators
+from mindswap.simulator.cost.static_memory import StaticMemory, communication_bytes
 from mindswap.simulator.cost.transfer import collective_ns, copy_ns, send_ns
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import Block
@@ -242,14 +242,9 @@ class StepModel:
         return self.weights.static
 
     @property
-    def communicators(self) -> tuple[str, ...]:
-        """Purposes of the communicators of a rank; HCCL keeps buffers for each, outside the pool."""
-        return list_communicators(self.settings)
-
-    @property
     def outside_bytes(self) -> int:
         """Device memory of HCCL buffers outside MindSpore's pool, in bytes."""
-        return communication_bytes(self.communicators, self.costs.device)
+        return communication_bytes(self.settings.communicators, self.costs.device)
 
     def terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
         """Return the step overhead after the passes, each term with its duration on the slowest stage.

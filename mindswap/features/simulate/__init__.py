@@ -155,8 +155,9 @@ def outside_line(model: StepModel, device: Device) -> str:
     """Describe device memory that MindSpore does not manage, so that no budget includes it; "" without any."""
     if not model.outside_bytes:
         return ""
-    left_bytes = device.memory_bytes - device.usable_memory_bytes
-    communicators = f"{format_count(len(model.communicators), 'communicator')} ({', '.join(model.communicators)})"
+    left_bytes = max(device.memory_bytes - max(device.usable_memory_bytes, model.settings.pool_limit_bytes), 0)
+    names = model.settings.communicators
+    communicators = f"{format_count(len(names), 'communicator')} ({', '.join(names)})"
     left = f"of {format_bytes(left_bytes)} that are left"
     if model.outside_bytes > left_bytes:
         left = f"but only {format_bytes(left_bytes)} are left: lower max_device_memory or HCCL_BUFFSIZE"

@@ -10,22 +10,28 @@ from mindswap.config.problem import Level, Location
 from mindswap.config.step_settings import (
     ALLOWED,
     ASCEND,
+    CARD_BYTES,
     GRAPH,
+    LARGEST_LIMIT_BYTES,
     PATH,
     PYNATIVE,
     is_device_memory,
     is_on_cpu,
     read_device_memory,
     read_device_target,
+    read_step_settings,
     uses_pynative_mode,
 )
 from mindswap.rules.context import Context
-from mindswap.units import format_bytes, parse_bytes
+from mindswap.units import format_bytes, format_count, parse_bytes
 
 # GiB of each unit that people write, where GB is GiB.
 _GB_PER_UNIT = {unit: Decimal(1) for unit in ("", "G", "GB")}
 _GB_PER_UNIT |= {unit: Decimal(1) / 1024 for unit in ("M", "MB")} | {unit: Decimal(1024) for unit in ("T", "TB")}
 _MEMORY = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>(?:[GMT]B?)?)", re.ASCII)
+# An A3 card has two dies of 64 GB; a limit up to this size can be meant as the size of a card.
+LARGEST_CARD_BYTES = 128 * 2**30
+DEFAULT_LIMIT_GIB = 58  # of MindFormers, and of its configurations for cards of 64 GB
 LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"
 
 
@@ -137,6 +143,48 @@ def max_device_memory(context: Context) -> Iterator[Finding]:
         message = f"mindswap.memory: {show(budget)} is more than the {allowed} of {PATH} ({limit.location})"
         fix = f'{PATH}: "{-(-requested_bytes // 2**30)}GB", or memory: {allowed} and mindswap plan again'
         yield Finding(budget.location, message, f"at most {allowed}", fix, Level.WARNING)
+
+
+@rule(Level.WARNING)
+def unmanaged_device_memory(context: Context) -> Iterator[Finding]:
+    """`context.max_device_memory` leaves too little of a card of 64 GB for what MindSpore does not manage.
+
+    CANN offers 60.96 GiB of such a card. HCCL keeps two buffers of `HCCL_BUFFSIZE` (200 MB) for each communicator
+    outside MindSpore's pool: where the pool may grow until they do not fit, a run ends in an out-of-memory error of
+    HCCL. MindSpore stops where the limit is not below the free memory. It ignores limits above 64 GB; up to 128 GB, the
+    size of an A3 card of two dies, this is reported, because it can be meant as the size of a card.
+
+    PASS: context: {max_device_memory: "58GB"}
+    FAIL: context: {max_device_memory: "61GB"}
+    """
+    limit = read_device_memory(context.document)
+    if limit is None or is_on_cpu(context.document):
+        return
+    settings = read_step_settings(context.document)
+    hccl_bytes = 2 * _hccl_buffer_bytes(context) * len(settings.communicators)
+    most_gib = min((CARD_BYTES - hccl_bytes) // 2**30, DEFAULT_LIMIT_GIB)
+    size = f"{PATH}: {show(context.document.value(*PATH.split('.')))}"
+    left = f"of the {format_bytes(CARD_BYTES)} that CANN offers of a card of 64 GB"
+    if limit.size_bytes > LARGEST_LIMIT_BYTES:
+        if limit.size_bytes > LARGEST_CARD_BYTES:
+            return
+        message = f"{size} is more than 64GB: MindSpore ignores it and takes 15/16 of the free memory, "
+        message += f"{format_bytes(CARD_BYTES * 15 // 16)} {left} if all is free"
+    elif limit.size_bytes >= CARD_BYTES:
+        message = f"{size} is more than a card of 64 GB has: CANN offers {format_bytes(CARD_BYTES)}; MindSpore stops"
+    elif limit.size_bytes + hccl_bytes > CARD_BYTES:
+        names = settings.communicators
+        message = f"{size} leaves {format_bytes(CARD_BYTES - limit.size_bytes)} {left}, HCCL takes "
+        message += f"{format_bytes(hccl_bytes)} for {format_count(len(names), 'communicator')} ({', '.join(names)})"
+    else:
+        return
+    yield Finding(limit.location, message, f"at most {most_gib}GB", f'max_device_memory: "{most_gib}GB"')
+
+
+def _hccl_buffer_bytes(context: Context) -> int:
+    """Size of a buffer of HCCL: `HCCL_BUFFSIZE` in MiB, 200 by default."""
+    text = context.environ.get("HCCL_BUFFSIZE", "").strip()
+    return (int(text) if text.isdecimal() and int(text) > 0 else 200) * 2**20
 
 
 def _suggest_memory(value: object) -> str:

@@ -44,7 +44,7 @@ def operator_ns(node: Node, work: Work, device: Device) -> int:
     # Masks and indices are processed at the rate of float32.
     dtype = work.inputs[0].dtype if work.inputs else node.outputs[0].dtype if node.outputs else ""
     if kind.unit is ComputeUnit.MATRIX:
-        peak = device.peak_flops.get(dtype, device.peak_flops["float32"])
+        peak = device.peak_flops.get(dtype) or device.peak_flops["float32"]
         if kind is OpClass.MATMUL:
             compute = _product_ns(node, work, peak, device)
         else:
@@ -56,7 +56,7 @@ def operator_ns(node: Node, work: Work, device: Device) -> int:
     bound = operator_info(node.op).rate
     rate = device.vector_rates[bound] if bound else 0
     # The default rate is one operation per element; below about 50 operations such a kernel is memory bound.
-    compute = ceil_div(work.flops * NS_PER_S, rate or device.vector_flops.get(dtype, device.vector_flops["float32"]))
+    compute = ceil_div(work.flops * NS_PER_S, rate or device.vector_flops.get(dtype) or device.vector_flops["float32"])
     memory = moving_ns(work.read_bytes + work.written_bytes, device)
     return max(compute, memory) + (0 if work.is_fused else device.op_latency_ns["vector"])
 

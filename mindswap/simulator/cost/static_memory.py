@@ -144,28 +144,6 @@ def _workspace_of(node: Node, device: Device) -> int:
     return device.kernel_workspace_bytes + sums
 
 
-def list_communicators(settings: StepSettings) -> tuple[str, ...]:
-    """Return the purposes of the communicators of one rank: MindSpore groups with more than one card.
-
-    Source:
-        MindSpore's `hccl_world_group`; groups of the splits of operators; in a pipeline forward and backward to the
-        other stages (`pipeline_transformer.cc`, CreateForwardGroup), the group of MindFormers' `wrapper.py`, and one
-        of its own for weights (`overlap_opt_shard_in_pipeline.cc`, `_parallel_optimizer`).
-    """
-    cards = {
-        "world": settings.num_cards,
-        "tensor parallel": settings.model_parallel,
-        "context parallel": settings.context_parallel,
-        "data parallel": settings.data_parallel,
-    }
-    names = [name for name, number in cards.items() if number > 1]
-    if settings.pipeline.num_stages > 1:
-        names += ["pipeline forward", "pipeline backward", "pipeline loss"]
-        if settings.num_optimizer_shards > 1 and settings.data_parallel * settings.context_parallel > 1:
-            names.append("weights")
-    return tuple(names)
-
-
 def communication_bytes(communicators: Sequence[str], device: Device) -> int:
     """Return the bytes of HCCL buffers, outside the pool: `hccl_buffer` to send and to receive, per communicator."""
     return 2 * device.hccl_buffer_bytes * len(communicators)

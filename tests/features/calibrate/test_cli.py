@@ -159,7 +159,7 @@ def test_any_ends_of_lines_will_do(run, tmp_path, ending):
 def test_the_name_of_a_card_is_no_device_and_none_is_guessed(run, tmp_path):
     write_profile(tmp_path / "profile", KERNELS)
     code, _, error = run(tmp_path / "profile", "-o", tmp_path / "device.yaml", "--device", "910B")
-    assert code == 1 and "device '910B': no such device\n    known: a3_die, atlas_800t_a2" in error
+    assert code == 1 and "device '910B': no such device\n    known: a3_die, atlas_800_9000, atlas_800i_a2_32g" in error
 
 
 def test_help_has_examples(capsys):

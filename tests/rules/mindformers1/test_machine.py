@@ -148,6 +148,33 @@ def test_the_fix_is_the_memory_as_mindspore_takes_it(text, meant):
     assert not meant or found(TEXT % (f'"{meant}"', "")) == []
 
 
+# Rule `unmanaged-device-memory`.
+
+PIPELINE = "use_parallel: True, parallel_config: {data_parallel: 2, model_parallel: 4, pipeline_stage: 2}"
+
+
+@pytest.mark.parametrize(
+    ("text", "others", "environ", "message"),
+    [
+        ('"58GB"', PIPELINE, {}, ""),
+        ('"57GB"', PIPELINE, {"HCCL_BUFFSIZE": "400"}, "leaves 4.0 GiB of the 61.0 GiB that CANN offers"),
+        ('"59GB"', PIPELINE, {}, "HCCL takes 2.3 GiB for 6 communicators (world, tensor parallel, data parallel, pipe"),
+        ('"60GB"', "use_parallel: False", {}, ""),  # no communicator
+        ('"61GB"', "use_parallel: False", {}, "CANN offers 61.0 GiB; MindSpore stops"),
+        ('"70GB"', PIPELINE, {}, "MindSpore ignores it and takes 15/16 of the free memory, 57.1 GiB of the 61.0 GiB"),
+        ('"1024GB"', PIPELINE, {}, ""),  # MindSpore's default: no limit
+        ('"61GB"', "context: {device_target: CPU}", {}, ""),
+    ],
+)
+def test_the_limit_leaves_memory_for_hccl(text, others, environ, message):
+    inner = others.removeprefix("context: {").removesuffix("}") if others.startswith("context") else ""
+    extra = f", {inner}" if inner else ""
+    rest = "" if inner else f", {others}"
+    problems = check(f"{{context: {{max_device_memory: {text}{extra}}}{rest}}}", environ=environ).problems
+    assert [p.rule for p in problems] == (["unmanaged-device-memory"] if message else [])
+    assert all(message in p.message and p.level is Level.WARNING for p in problems)
+
+
 def test_in_a_run_with_swap_off_it_is_a_warning():
     assert [p.level for p in check("{context: {max_device_memory: 58}}").problems] == [Level.ERROR]
     (problem,) = check("{context: {max_device_memory: 58}}", is_training_start=True).problems

@@ -1,14 +1,17 @@
 """Device files: what comes with mindswap, strict reading, figures set by the user."""
 
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from mindswap.config.parse import parse_file
 from mindswap.errors import CostError
+from mindswap.features.step import require_dtype
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, FOLDER, list_devices, load_device
 from mindswap.simulator.cost.hardware import FIGURES, with_fragments, without_fragments
+from tests.builders import document
 
 GENERIC_TEXT = (FOLDER / "generic.yaml").read_text()
 
@@ -48,7 +51,7 @@ def test_the_default_device_has_the_published_figures():
     assert (device.vector_rates["norm"], device.vector_rates["activation_grad"]) == (180 * 10**9, 103 * 10**9)
     assert (device.intranode.efficiency_permille, device.internode.efficiency_permille) == (627, 970)
     assert device.op_latency_ns == {"matrix": 5000, "vector": 2000, "communication": 10000}
-    assert (device.memory_bytes, device.usable_memory_bytes) == (65536 * 2**20, 59392 * 2**20)
+    assert (device.memory_bytes, device.usable_memory_bytes) == (int(Decimal("60.96") * 2**30), 59392 * 2**20)
     assert (device.offload.bandwidth_bytes_per_s, device.prefetch.bandwidth_bytes_per_s) == (20 * 10**9, 23 * 10**9)
 
 
@@ -199,3 +202,21 @@ def test_what_a_pool_that_maps_no_pages_loses_to_fragments():
     assert (with_fragments(device, 1000), with_fragments(device, 1001)) == (1060, 1062)
     assert [without_fragments(device, size) for size in (1059, 1060, 1061)] == [999, 1000, 1000]
     assert all(without_fragments(device, with_fragments(device, size)) == size for size in range(500))
+
+
+def test_cards_of_32_gb_offer_less_than_32_gib():
+    for name in ("atlas_800i_a2_32g", "atlas_800_9000"):
+        device = load_device(name)
+        assert 29 * 2**30 <= device.usable_memory_bytes < device.memory_bytes < 32 * 2**30
+    assert not load_device("atlas_800i_a2_32g").leaves_fragments  # 910B maps pages
+    assert load_device("atlas_800_9000").leaves_fragments  # 910A does not
+    assert load_device("atlas_800_9000").peak_flops["bfloat16"] == 0
+
+
+def test_a_file_in_bfloat16_cannot_train_on_cards_without_it():
+    text = "{model: {model_config: {compute_dtype: bfloat16}}}"
+    device = load_device("atlas_800_9000")
+    with pytest.raises(CostError, match=r"^x.yaml:1:40: model.model_config.compute_dtype: bfloat16 is not"):
+        require_dtype(device, "bfloat16", document(text))
+    require_dtype(device, "float16", document(text))
+    require_dtype(load_device(), "bfloat16", document(text))

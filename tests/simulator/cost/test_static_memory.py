@@ -11,7 +11,6 @@ from mindswap.simulator.cost.static_memory import (
     communication_bytes,
     estimate_static_memory,
     find_states,
-    list_communicators,
     num_parameter_shards,
     workspace_bytes,
 )
@@ -114,18 +113,18 @@ def test_a_device_without_the_figure_has_no_workspace():
 
 
 def test_communicators_of_a_rank():
-    assert list_communicators(step_settings()) == ()
-    assert list_communicators(step_settings(8, data_parallel=8)) == ("world", "data parallel")
+    assert step_settings().communicators == ()
+    assert step_settings(8, data_parallel=8).communicators == ("world", "data parallel")
     pipeline = ("pipeline forward", "pipeline backward", "pipeline loss", "weights")
     stages = step_settings(2, data_parallel=2, model_parallel=4, pipeline=Pipeline(num_stages=4))
-    assert list_communicators(stages) == ("world", "tensor parallel", "data parallel", *pipeline)
+    assert stages.communicators == ("world", "tensor parallel", "data parallel", *pipeline)
     whole = step_settings(1, data_parallel=2, pipeline=Pipeline(num_stages=2))  # without the parallel optimizer
-    assert list_communicators(whole) == ("world", "data parallel", *pipeline[:3])
-    assert list_communicators(step_settings(context_parallel=2)) == ("world", "context parallel")
+    assert whole.communicators == ("world", "data parallel", *pipeline[:3])
+    assert step_settings(context_parallel=2).communicators == ("world", "context parallel")
     stages = step_settings(2, context_parallel=2, pipeline=Pipeline(num_stages=2))
-    assert list_communicators(stages) == ("world", "context parallel", *pipeline)
+    assert stages.communicators == ("world", "context parallel", *pipeline)
     alone = step_settings(2, pipeline=Pipeline(num_stages=2))
-    assert list_communicators(alone) == ("world", *pipeline[:3])
+    assert alone.communicators == ("world", *pipeline[:3])
 
 
 def test_each_communicator_has_two_buffers():
