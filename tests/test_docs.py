@@ -29,9 +29,9 @@ def load_tool():
 TOOL = load_tool()
 # Pages in English, each beside the same in Chinese.
 ENGLISH = (
-    "README.md", *(page for page in TOOL.PAGES_IN_DOCS if "_CN" not in page and page not in TOOL.DEVELOPER_PAGES),
+    "README.md", *(page for page in TOOL.PAGES_IN_DOCS if ".zh." not in page and page not in TOOL.DEVELOPER_PAGES),
 )  # fmt: skip
-PAGES = (*ENGLISH, *(page.replace(".md", "_CN.md") for page in ENGLISH))
+PAGES = (*ENGLISH, *map(TOOL.chinese, ENGLISH))
 # Commands that compile a network.
 COMPILING = ("verify", "inspect", "simulate", "compare", "plan", "dryrun")
 LEFT_OUT = "...\n"
@@ -126,7 +126,7 @@ def test_the_notebook_shows_what_it_shows_when_run():
 @pytest.mark.parametrize("page", ENGLISH)
 def test_both_languages_have_the_same_examples(page):
     for language in ("bash", "console", "python", "text", "yaml"):
-        assert blocks(page, language) == blocks(page.replace(".md", "_CN.md"), language)
+        assert blocks(page, language) == blocks(TOOL.chinese(page), language)
 
 
 @pytest.mark.parametrize("page", [*PAGES, *TOOL.DEVELOPER_PAGES])
@@ -153,7 +153,7 @@ def test_every_command_is_in_the_table_of_the_readme(readme):
     assert [name for name in COMMANDS if not any(f"`mindswap {name}" in row or f"`{name}" in row for row in rows)] == []
 
 
-@pytest.mark.parametrize("page", ["docs/simulate.md", "docs/simulate_CN.md"])
+@pytest.mark.parametrize("page", ["docs/simulate.md", "docs/simulate.zh.md"])
 def test_every_device_is_in_the_table_of_devices(page):
     text = (ROOT / page).read_text("utf-8")
     assert [name for name in list_devices() if not re.search(rf"^\|.*`{name}`.*\|$", text, re.MULTILINE)] == []

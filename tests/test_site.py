@@ -18,7 +18,7 @@ ID = re.compile(r'\bid="([^"]+)"')
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocs_static_i18n")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -27,8 +27,11 @@ def site(tmp_path_factory):
 
 
 def test_every_page_is_there(site):
-    pages = {path.stem for path in (ROOT / "docs").rglob("*.md")} | {"index", "index_CN", "contributing"}
-    assert pages <= {path.stem for path in site.rglob("*.html")}
+    pages = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
+    chinese = {Path("zh", str(page).replace(".zh.md", ".html")) for page in pages if page.name.endswith(".zh.md")}
+    english = {page.with_suffix(".html") for page in pages if not page.name.endswith(".zh.md")}
+    extra = {Path("index.html"), Path("zh/index.html"), Path("contributing.html")}
+    assert chinese | english | extra <= {path.relative_to(site) for path in site.rglob("*.html")}
 
 
 def test_no_link_is_broken(site):
@@ -49,19 +52,23 @@ def test_no_link_is_broken(site):
 def test_both_languages_can_be_searched(site):
     index = (site / "search" / "search_index.json").read_text("utf-8")
     assert '"lang":["en","zh"]' in index.replace(" ", "")
-    assert "plan.html" in index and "plan_CN.html" in index
+    assert "plan.html" in index and "zh/plan.html" in index
 
 
 def test_each_page_leads_to_the_same_one_in_the_other_language(site):
     pages = {path.relative_to(site).as_posix(): path.read_text("utf-8") for path in site.rglob("*.html")}
     switch = re.compile(r'<a href="([^"]+)" hreflang="(\w+)" class="md-select__link">')
-    assert switch.findall(pages["internals/planner.html"]) == [("planner.html", "en"), ("planner_CN.html", "zh")]
-    languages = {name: "zh" if name.endswith("_CN.html") else "en" for name in pages}
-    assert [name for name, text in pages.items() if f'<html lang="{languages[name]}"' not in text] == []
-    assert {name for name, text in pages.items() if not switch.search(text)} == {
-        "404.html", "contributing.html", "development/how_to.html", "development/testing.html",
-        "internals/architecture.html", "internals/notes.html",
-    }  # fmt: skip
+    in_chinese = "../zh/internals/planner.html"
+    assert switch.findall(pages["internals/planner.html"]) == [("planner.html", "en"), (in_chinese, "zh")]
+    assert "激活" in pages["zh/internals/planner.html"] and "激活" not in pages["internals/planner.html"]
+    languages = {name: "zh" if name.startswith("zh/") else "en" for name in pages if name != "404.html"}
+    assert [name for name in languages if f'<html lang="{languages[name]}"' not in pages[name]] == []
+
+
+def test_the_menu_of_chinese_pages_is_in_chinese(site):
+    menu = re.compile(r'<span class="md-ellipsis">\s*([^<]*?)\s*<', re.DOTALL)
+    titles = set(menu.findall((site / "zh/plan.html").read_text("utf-8")))
+    assert {"指南", "训练之前", "plan"} <= titles and not titles & {"Guide", "Before training", "Recompute"}
 
 
 def test_no_page_is_wider_than_a_phone(site):

@@ -142,9 +142,14 @@ def shown_by(notebook: Any) -> list[str]:
     return [re.sub('points="[^"]*"', "", text) for text in texts]
 
 
+def chinese(page: str) -> str:
+    """Return the name of the same page in Chinese."""
+    return "README_CN.md" if page == "README.md" else page.replace(".md", ".zh.md")
+
+
 def both(page: str) -> tuple[Path, Path]:
     """A page, and the same in Chinese."""
-    return ROOT / page, ROOT / page.replace(".md", "_CN.md")
+    return ROOT / page, ROOT / chinese(page)
 
 
 def write(path: Path, text: str) -> None:
@@ -264,7 +269,7 @@ def draw(name: str) -> None:
 
 
 if __name__ == "__main__":
-    english = ("README.md", *(page for page in PAGES_IN_DOCS if "_CN" not in page))
+    english = ("README.md", *(page for page in PAGES_IN_DOCS if ".zh." not in page))
     notebook = NOTEBOOK.relative_to(ROOT).as_posix()
     pages = sys.argv[1:] or (*english, notebook)
     for page in pages:

@@ -1,4 +1,4 @@
-"""Write `docs/rules.md` and `docs/rules_CN.md` from the docstrings of the rules.
+"""Write `docs/rules.md` and `docs/rules.zh.md` from the docstrings of the rules.
 
 python tools/make_rule_docs.py            # writes the page
 python tools/make_rule_docs.py --check    # exit code 1 if the page is out of date
@@ -12,7 +12,7 @@ from textwrap import dedent
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "rules.md"
-PAGE_CN = ROOT / "docs" / "rules_CN.md"
+PAGE_CN = ROOT / "docs" / "rules.zh.md"
 sys.path.insert(0, str(ROOT))
 
 from mindswap.config.findings import Rule  # noqa: E402

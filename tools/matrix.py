@@ -24,7 +24,7 @@ from mindswap.rules.machine.software import ANY_VERSION, SUPPORTED_PAIRS, Pair
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = Path(os.environ.get("MINDSWAP_MATRIX") or Path.home() / ".cache" / "mindswap-matrix")
 CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
-PAGES = [ROOT / "docs" / "versions.md", ROOT / "docs" / "versions_CN.md"]
+PAGES = [ROOT / "docs" / "versions.md", ROOT / "docs" / "versions.zh.md"]
 CELL_S, INSTALL_S = 240, 600
 DRY_RUN = ROOT / "configs" / "llama2_7b" / "case4_swap_and_recompute.yaml"
 # MindSpores whose Ascend backend is dry run; those without a MindFormers of their own with mindformers 1.9.0.

@@ -1,4 +1,4 @@
-"""What each rule finds, in Chinese: the table of `docs/rules_CN.md`. A rule without a line stands there in English."""
+"""What each rule finds, in Chinese: the table of `docs/rules.zh.md`. A rule without a line stands there in English."""
 
 __all__ = ["CHINESE"]
 

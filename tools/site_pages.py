@@ -1,29 +1,31 @@
 """Hooks of mkdocs (mkdocs.yml): README and CONTRIBUTING as pages, and the files that pages link outside of docs/.
 
-Pages are read on GitHub and Gitee as well, so their links stay as they are there; here they are turned.
-Each page has its language and a switch to the other one.
+Pages are also read on GitHub and Gitee, so their links stay as they are there and are rewritten for the site only.
 """
 
 import posixpath
 import re
 from pathlib import Path
 
+from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {"README.md": "index.md", "README_CN.md": "index_CN.md", "CONTRIBUTING.md": "contributing.md"}
+# Files at the top level, and the pages that the site makes of them.
+PAGES = {"README.md": "index.md", "README_CN.md": "index.zh.md", "CONTRIBUTING.md": "contributing.md"}
+SOURCES = {page: source for source, page in PAGES.items()}
 # The text and the target of a link or a picture; targets with a scheme and within the page are left alone.
 LINK = re.compile(r"(?<!`)(\[[^\]\n]*\]|\[!\[[^\]\n]*\]\([^)\n]*\)\])\((?!\w+:|#)([^)\s#]*)(#[^)\s]*)?\)")
-LANGUAGES = {"": ("en", "English"), "_CN": ("zh", "中文")}  # by the end of the page's name
 FOLDER = "files"  # of the site, for what is no page
 
 
-def on_files(files: Files, config):
-    """Adds the pages that are not in docs/, and every file outside of it that a page links."""
-    for name, page in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in docs/, and every file outside of it that a page links."""
+    for page in SOURCES:
+        files.append(File(page, config.docs_dir, config.site_dir, config.use_directory_urls))
     outside = set()
-    for path in (*map(ROOT.joinpath, PAGES), *sorted(ROOT.glob("docs/**/*.md"))):
+    for path in (*map(ROOT.joinpath, PAGES), *ROOT.glob("docs/**/*.md")):
         folder = path.parent.relative_to(ROOT).as_posix()
         for match in LINK.finditer(path.read_text(encoding="utf-8")):
             target = posixpath.normpath(posixpath.join(folder, match[2]))
@@ -34,27 +36,27 @@ def on_files(files: Files, config):
     return files
 
 
-def on_page_markdown(markdown: str, page, config, files) -> str:
-    """The page with its links as they are on the site."""
-    here = posixpath.dirname(page.file.src_uri)
-    folder = "" if page.file.src_uri in PAGES.values() else posixpath.join("docs", here)
-    return LINK.sub(lambda match: _turned(match, folder, here), markdown)
+def on_page_read_source(page: Page, config: MkDocsConfig) -> str | None:
+    """Return the text of a page that is not in docs/."""
+    source = SOURCES.get(page.file.src_uri)
+    return (ROOT / source).read_text(encoding="utf-8") if source else None
 
 
-def on_page_context(context, page, config, nav):
-    """The words of the theme in the language of the page, and a switch to the same page in the other language."""
-    stem = page.file.src_uri.removesuffix(".md").removesuffix("_CN")
-    urls = {one.file.src_uri: one.url for one in nav.pages}
-    found = [(*language, urls.get(f"{stem}{end}.md")) for end, language in LANGUAGES.items()]
-    config.theme["language"] = "zh" if page.file.src_uri.endswith("_CN.md") else "en"
-    switch = [{"lang": lang, "name": name, "link": url} for lang, name, url in found if url]
-    config.extra["alternate"] = switch if len(switch) > 1 else []
-    return context
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Return the page with its links as they are on the site."""
+    source = SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    return LINK.sub(lambda match: _rewrite_link(match, source, page.file.src_uri), markdown)
 
 
-def _turned(match: re.Match, folder: str, here: str) -> str:
+def _english(path: str) -> str:
+    return path.replace("_CN.md", ".md").replace(".zh.md", ".md")
+
+
+def _rewrite_link(match: re.Match[str], source: str, page: str) -> str:
     text, path, anchor = match[1], match[2], match[3] or ""
-    target = posixpath.normpath(posixpath.join(folder, path))
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+    if target != source and _english(target) == _english(source):
+        return text[1:-1]  # the same page in the other language: the header of the site leads there
     if target in PAGES:
         target = PAGES[target]
     elif target.startswith("docs/"):
@@ -63,4 +65,4 @@ def _turned(match: re.Match, folder: str, here: str) -> str:
         target, anchor = f"{FOLDER}/{target}.txt", ""
     else:
         return text[1:-1]  # a folder, which the site does not have
-    return f"{text}({posixpath.relpath(target, here or '.')}{anchor})"
+    return f"{text}({posixpath.relpath(target, posixpath.dirname(page) or '.')}{anchor})"

@@ -34,7 +34,7 @@ from mindswap.units import SIZE_UNITS
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = Path(os.environ.get("MINDSWAP_MODELS") or Path.home() / ".cache" / "mindswap-models")
-PAGES = [ROOT / "docs" / "models.md", ROOT / "docs" / "models_CN.md"]
+PAGES = [ROOT / "docs" / "models.md", ROOT / "docs" / "models.zh.md"]
 BEGIN, END = "<!-- models -->", "<!-- end of models -->"
 # Plan comes after simulate, so that its time is without the capture.
 COMMANDS = ("check", "explain", "inspect", "verify", "verify swap", "simulate", "plan", "verify plan")

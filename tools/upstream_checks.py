@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from tests.rules.refusal_cases import MODULES, OTHERS, Case, read_cases, rule_of  # noqa: E402
 
 LIST = ROOT / "tools" / "upstream_checks.yaml"
-PAGES = {"en": ROOT / "docs/internals/upstream_checks.md", "cn": ROOT / "docs/internals/upstream_checks_CN.md"}
+PAGES = {"en": ROOT / "docs/internals/upstream_checks.md", "cn": ROOT / "docs/internals/upstream_checks.zh.md"}
 
 # Calls that raise for a wrong value, besides `raise`, `assert` and the decorator `args_type_check`.
 VALIDATORS = ("Validator", "validator")
@@ -185,8 +185,7 @@ def render(language: str) -> str:
         "called": sum(case.call != "read" and not case.call.startswith("library") for case in cases),
         "library": sum(case.call.startswith("library") for case in cases),
     }
-    back = "[English](upstream_checks.md)" if language == "cn" else "[中文](upstream_checks_CN.md)"
-    parts = [f"# {words['title']}", back, words["intro"].format(**counts), f"## {words['rules']}"]
+    parts = [f"# {words['title']}", words["intro"].format(**counts), f"## {words['rules']}"]
     parts.append(words["rules_intro"].format(**counts))
     parts.append(
         "\n".join([words["columns"], "| --- | --- | --- |", *(_case_row(case, places, language) for case in cases)])
@@ -198,13 +197,12 @@ def render(language: str) -> str:
 
 def _case_row(case: Case, places: Places, language: str) -> str:
     rule = case.name.partition(" ")[0] if case.module == OTHERS else rule_of(case.module)
-    page = "../rules.md" if language == "en" else "../rules_CN.md"
+    page = "../rules.md" if language == "en" else "../rules.zh.md"
     text = "; ".join(case.text.replace("@", "").splitlines()).replace("|", "\\|")
     if len(text) > 160:
         text = f"{text[:150]} ..."
     where = "<br>".join(f"`{place}`" for place in places[rule if case.module == OTHERS else case.name][:3])
-    anchor = f"{page}#{rule}" if language == "en" else page
-    return f"| `{text}` | [{rule}]({anchor}) | {where} |"
+    return f"| `{text}` | [{rule}]({page}#{rule}) | {where} |"
 
 
 def _compiled_table(content: dict[str, Any], columns: str, language: str) -> str:

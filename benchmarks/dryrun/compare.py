@@ -35,7 +35,7 @@ from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 MEASURED = FOLDER / "measured.json"
-PAGES = (ROOT / "docs/dryrun_set.md", ROOT / "docs/dryrun_set_CN.md")
+PAGES = (ROOT / "docs/dryrun_set.md", ROOT / "docs/dryrun_set.zh.md")
 BEGIN, END = "<!-- set -->\n", "<!-- end of set -->\n"
 MIB = 1 << 20
 # Percent: mean absolute error, the most above and below the dry run.

@@ -43,7 +43,7 @@ from mindswap.rules.checker import check_document  # noqa: E402
 # The pages, and the words of their tables.
 PAGES = {
     "en": (ROOT / "docs/rule_effects.md", ("rule", "configuration", "entry", "with", "without", "dry run", "check")),
-    "cn": (ROOT / "docs/rule_effects_CN.md", ("规则", "配置", "条目", "有该条目", "没有该条目", "dry run", "check")),
+    "cn": (ROOT / "docs/rule_effects.zh.md", ("规则", "配置", "条目", "有该条目", "没有该条目", "dry run", "check")),
 }
 WORDS = {
     "en": {

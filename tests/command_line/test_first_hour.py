@@ -79,7 +79,7 @@ def test_every_command_that_writes_a_file_takes_o(typed, command):
     assert code == 0 and re.search(r"^  -o \S+, --output", shown, re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["rules.md", "rules_CN.md"])
+@pytest.mark.parametrize("page", ["rules.md", "rules.zh.md"])
 @pytest.mark.parametrize(
     "rule",
     ["yaml-file", "yaml-syntax", "yaml-encoding", "yaml-tag", "convert", "megatron-options", "adaptive-exclusion"],
@@ -88,7 +88,7 @@ def test_what_no_rule_of_check_says_is_on_the_page_of_rules(page, rule):
     assert f"- `{rule}`" in (ROOT / "docs" / page).read_text("utf-8")
 
 
-@pytest.mark.parametrize("page", ["troubleshooting.md", "troubleshooting_CN.md"])
+@pytest.mark.parametrize("page", ["troubleshooting.md", "troubleshooting.zh.md"])
 @pytest.mark.parametrize("line", ["The input config swap_config is empty.", "initial swap_config from dict"])
 def test_lines_of_a_log_that_a_user_greps(page, line):
     assert line in (ROOT / "docs" / page).read_text("utf-8")
