@@ -125,15 +125,15 @@ def settings_of(document: Document) -> StepSettings:
         SimulationError: the simulator does not support a setting; with its location in the configuration.
     """
     settings = read_step_settings(document)
-    fault = next(find_sequence_problems(document), None)
-    if fault is not None:
+    problem = next(find_sequence_problems(document), None)
+    if problem is not None:
         raise SimulationError(
-            f"{fault.location}: {fault.message}\n    allowed: {fault.allowed}\n    fix:     {fault.fix}"
+            f"{problem.location}: {problem.message}\n    allowed: {problem.allowed}\n    fix:     {problem.fix}"
         )
     node = document.get(*SCHEDULER_PATH)
     path = ".".join(SCHEDULER_PATH)
-    place = f"{node.location}: {path}" if node is not None else path
-    require_schedule(settings.pipeline, settings.num_micro_batches, settings.num_sequences, place)
+    location = f"{node.location}: {path}" if node is not None else path
+    require_schedule(settings.pipeline, settings.num_micro_batches, settings.num_sequences, location)
     if settings.pipeline.scheduler == "1f1b" and os.environ.get("ENABLE_LESS_MEM_VPP") == "1":
         return replace(settings, pipeline=replace(settings.pipeline, scheduler=LESS_MEMORY))
     return settings
@@ -235,6 +235,6 @@ def dry_run_file(
     from mindswap.features.dryrun import memory_limits, run_stages
 
     document = load_document(file_name(path))
-    known = find_costs([document], device, overrides or {}).device
-    limits, load = memory_limits(known), partial(load_step, path, device, overrides)
+    device_model = find_costs([document], device, overrides or {}).device
+    limits, load = memory_limits(device_model), partial(load_step, path, device, overrides)
     return run_stages(document, options, say, Path(path).stem, load, *limits)

@@ -133,9 +133,9 @@ def split_order(order: str) -> list[str]:
         LaunchError: if a quote is not closed, or there is no word.
     """
 
-    def join_lines(found: re.Match[str]) -> str:
-        text = found.group()
-        return text if text.startswith("'") else _ESCAPED.sub(lambda one: one[0].replace("\\\n", ""), text)
+    def join_lines(match: re.Match[str]) -> str:
+        text = match.group()
+        return text if text.startswith("'") else _ESCAPED.sub(lambda escape: escape[0].replace("\\\n", ""), text)
 
     try:
         words = shlex.split(_QUOTED.sub(join_lines, order))

@@ -54,12 +54,12 @@ def find_python() -> str:
     Raises:
         LaunchError: if the folder has neither.
     """
-    here = Path(sys.executable)
+    interpreter = Path(sys.executable)
     for name in ("python", "python3"):
-        if (here.parent / name).exists() and (here.parent / name).resolve() == here.resolve():
+        if (interpreter.parent / name).exists() and (interpreter.parent / name).resolve() == interpreter.resolve():
             return name
     raise LaunchError(
-        f"msrun starts workers as 'python', which {here.parent} lacks\n    fix:     a virtual environment"
+        f"msrun starts workers as 'python', which {interpreter.parent} lacks\n    fix:     a virtual environment"
     )
 
 
@@ -136,11 +136,11 @@ def archive_old_logs(folder: Path, ranks: Iterable[int], num_workers: int, *, wi
 
 def failure_report(folder: Path, ranks: Iterable[int]) -> str:
     """Format the last errors of failed workers; workers with equal errors are grouped, those with an error first."""
-    found: dict[tuple[bool, str], list[int]] = {}
+    ranks_by_reason: dict[tuple[bool, str], list[int]] = {}
     for rank in ranks:
-        found.setdefault(_examine(worker_log(folder, rank)), []).append(rank)
-    causes = [text for is_cause, text in found if is_cause]
-    causes_first = sorted(found.items(), key=lambda finding: not finding[0][0])
+        ranks_by_reason.setdefault(_examine(worker_log(folder, rank)), []).append(rank)
+    causes = [text for is_cause, text in ranks_by_reason if is_cause]
+    causes_first = sorted(ranks_by_reason.items(), key=lambda finding: not finding[0][0])
     lines = [f"    {_name(same)}: {text}" for (_, text), same in causes_first]
     scheduler = folder / "scheduler.log"
     is_cause, text = _examine(scheduler)
@@ -184,8 +184,8 @@ def check_port(address: str, port: int, fix: str = "") -> None:
         family, _, _, _, place = socket.getaddrinfo(address.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         raise LaunchError(f"MASTER_ADDR is {address!r}: {error}\n    allowed: an IP address or a host name") from error
-    is_here = _can_listen(family, place, 0)  # port 0 asks for any
-    if not is_here or _can_listen(family, place, port):
+    is_local = _can_listen(family, place, 0)  # port 0 asks for any
+    if not is_local or _can_listen(family, place, port):
         return
     others = (*range(port + 1, min(port + 1000, 65536)), *range(1024, port))
     free = next((other for other in others if _can_listen(family, place, other)), None)
@@ -218,13 +218,13 @@ def _can_listen(family: int, place: tuple[Any, ...], port: int) -> bool:
 RUN_DIR_BYTES = 1 << 20
 
 
-def describe_full(folder: Path, needed_bytes: int, what: str) -> str:
+def describe_full(folder: Path, needed_bytes: int, purpose: str) -> str:
     """Describe a file system with too little space; without free inodes it has none.
 
     Args:
         folder: a folder on the file system, which need not exist.
         needed_bytes: required space.
-        what: purpose of the space, for the message.
+        purpose: purpose of the space, for the message.
 
     Returns:
         The message; "" if there is enough space.
@@ -234,14 +234,14 @@ def describe_full(folder: Path, needed_bytes: int, what: str) -> str:
     free = 0 if status.f_files and not status.f_favail else status.f_bavail * status.f_frsize
     if free >= needed_bytes:
         return ""
-    whole = status.f_blocks * status.f_frsize
+    size_bytes = status.f_blocks * status.f_frsize
     return (
-        f"{folder}: {format_bytes(free)} of {format_bytes(whole)} are free on its file system; "
-        f"{what} needs {format_bytes(needed_bytes)}, {format_bytes(needed_bytes - free)} more"
+        f"{folder}: {format_bytes(free)} of {format_bytes(size_bytes)} are free on its file system; "
+        f"{purpose} needs {format_bytes(needed_bytes)}, {format_bytes(needed_bytes - free)} more"
     )
 
 
-def require_room(run_dir: Path) -> None:
+def require_disk_space(run_dir: Path) -> None:
     """Fail early, before planning, if the logs of a run do not fit on its file system.
 
     Raises:

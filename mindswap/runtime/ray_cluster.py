@@ -105,11 +105,14 @@ def package_versions() -> dict[str, str]:
     return {"mindswap": __version__, **others}
 
 
-def version_mistakes(name: str, versions: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """Return a message for each package whose version differs between a node and the driver (`here`)."""
-    pairs = [(package, versions.get(package, "none"), version) for package, version in here.items()]
-    return [f"node {name}: {package} is {there}, here it is {version}" for package, there, version in pairs
-            if there != version]  # fmt: skip
+def version_mistakes(name: str, versions: Mapping[str, str], local: Mapping[str, str]) -> list[str]:
+    """Return a message for each package whose version differs between a node and the driver (`local`)."""
+    pairs = [(package, versions.get(package, "none"), version) for package, version in local.items()]
+    return [
+        f"node {name}: {package} is {remote}, here it is {version}"
+        for package, remote, version in pairs
+        if remote != version
+    ]
 
 
 def refuse(mistakes: Sequence[str]) -> None:
@@ -130,11 +133,11 @@ def require_same_versions(ray: Any) -> None:
     """
     nodes, task = alive_nodes(ray), ray.remote(package_versions)
     calls = [(node["NodeManagerAddress"], task.options(num_cpus=0, **on_node(node)).remote()) for node in nodes]
-    here, found = package_versions(), list[str]()
+    local, mistakes = package_versions(), list[str]()
     for name, call in calls:
         with contextlib.suppress(NodeLostError):  # a lost node runs no tasks
-            found += version_mistakes(name, answer_of(ray, name, call), here)
-    refuse(found)
+            mistakes += version_mistakes(name, answer_of(ray, name, call), local)
+    refuse(mistakes)
 
 
 def begin(ray: Any, function: Callable[..., Any], *given: Any) -> Future[Any]:

@@ -63,7 +63,7 @@ def derive(
     wants = package_data("measure/run.yaml")
     for path, value in wants["always"].items():
         if path != "seed" or edit.get(path) is None:  # without a seed the weights would differ between runs
-            edit.set(path, value, only_if_there=path.startswith("model."))
+            edit.set(path, value, only_existing=path.startswith("model."))
     # Without checkpoints and other callbacks that write or wait. TrainCallBack ends the training, because mindformers
     # 1.9.0 reads and drops `runner_config.stop_step`, which should create one (trainer/base_trainer.py:1344).
     last = {"type": "TrainCallBack", "stop_step": wanted.num_steps}
@@ -222,17 +222,17 @@ class _Edit:
             node = node.get(name) if isinstance(node, dict) else None
         return node
 
-    def set(self, path: str, value: Any, only_if_there: bool = False) -> None:
-        """Set the value at a key path and create missing sections, unless `only_if_there`."""
+    def set(self, path: str, value: Any, only_existing: bool = False) -> None:
+        """Set the value at a key path and create missing sections, unless `only_existing`."""
         *parents, last = path.split(".")
         node = self.data
         for name in parents:
             if not isinstance(node.get(name), dict):
-                if only_if_there:
+                if only_existing:
                     return
                 node[name] = {}
             node = node[name]
-        if last not in node and only_if_there:
+        if last not in node and only_existing:
             return
         old = node.get(last)
         node[last] = value
@@ -251,10 +251,10 @@ def _show(value: Any) -> str:
 
 
 def _set_layers(edit: _Edit, num_layers: int) -> None:
-    there = [key for key in NUM_LAYERS_KEYS if edit.get(f"model.model_config.{key}") is not None]
-    for key in there or ["num_layers" if edit.get("use_legacy") is not False else "num_hidden_layers"]:
+    present_keys = [key for key in NUM_LAYERS_KEYS if edit.get(f"model.model_config.{key}") is not None]
+    for key in present_keys or ["num_layers" if edit.get("use_legacy") is not False else "num_hidden_layers"]:
         edit.set(f"model.model_config.{key}", num_layers)
-    edit.set("model.model_config.offset", 0, only_if_there=True)
+    edit.set("model.model_config.offset", 0, only_existing=True)
 
 
 def _set_parallel(edit: _Edit, num_workers: int) -> None:
@@ -272,12 +272,12 @@ def _set_parallel(edit: _Edit, num_workers: int) -> None:
         )
     edit.set("use_parallel", True)
     edit.set("parallel_config.data_parallel", num_workers // others)
-    edit.set("parallel.device_num", num_workers, only_if_there=True)
+    edit.set("parallel.device_num", num_workers, only_existing=True)
 
 
 def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
     if synthetic is None:
-        edit.set("train_dataset.data_loader.shuffle", False, only_if_there=True)
+        edit.set("train_dataset.data_loader.shuffle", False, only_existing=True)
     else:
         dataset = edit.get("train_dataset")
         columns = list(synthetic.columns)
@@ -319,10 +319,10 @@ def _loader(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _read_config(document: Document) -> dict[str, Any]:
     """Return the user's configuration with its bases merged and an absolute path of the device file."""
     data = document.data()
-    asked = read_cost_settings(document)
-    if asked.device is not None and Path(asked.device).suffix:
-        key = "calibration" if asked.is_calibration else "device"
-        data["mindswap"] = {**data["mindswap"], key: str(Path(asked.device).absolute())}
+    cost_settings = read_cost_settings(document)
+    if cost_settings.device is not None and Path(cost_settings.device).suffix:
+        key = "calibration" if cost_settings.is_calibration else "device"
+        data["mindswap"] = {**data["mindswap"], key: str(Path(cost_settings.device).absolute())}
     return data
 
 
@@ -332,5 +332,5 @@ def with_absolute_paths(value: Any, home: Path, is_path: bool = False) -> Any:
         return {key: with_absolute_paths(item, home, key in PATH_KEYS) for key, item in value.items()}
     if isinstance(value, list):
         return [with_absolute_paths(item, home, is_path) for item in value]
-    is_there = is_path and isinstance(value, str) and value and (home / value).exists()
-    return str(home / value) if is_there else value
+    exists = is_path and isinstance(value, str) and value and (home / value).exists()
+    return str(home / value) if exists else value

@@ -68,7 +68,7 @@ def find_option(options: list[str], name: str) -> str | None:
     Raises:
         LaunchError: if the option has no value.
     """
-    found = None
+    last_value = None
     for position, word in enumerate(options):
         key, equals, value = word.partition("=")
         if key != name:
@@ -76,8 +76,8 @@ def find_option(options: list[str], name: str) -> str | None:
         following = options[position + 1 : position + 2]
         if not equals and (not following or following[0].startswith("--")):
             raise LaunchError(f"{name}: its value is missing\n    fix:     {name} VALUE")
-        found = value if equals else following[0]
-    return found
+        last_value = value if equals else following[0]
+    return last_value
 
 
 # Checks of the configuration before any worker starts.

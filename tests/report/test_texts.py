@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.config.problem import Level, Location, Problem
-from mindswap.features.inspect.report import LayerMemoryReport, format_memory, one_way_notes
+from mindswap.features.inspect.report import LayerMemoryReport, format_memory, unread_copy_notes
 from mindswap.features.verify.log_comparison import LogFinding, LogReport
 from mindswap.features.verify.log_report import format_logs
 from mindswap.features.verify.report import format_effect, format_recompute_effect, recompute_effect_to_json
@@ -161,10 +161,10 @@ def test_the_peak_is_at_an_operator_as_simulate_names_it(layer, cell_path, place
 def test_what_is_copied_for_nothing_has_its_operator_its_bytes_and_its_layers():
     step = graph([node("gelu", "Gelu", "x"), copy_out("out", "gelu")])
     # Layers 4, 5 and 7 of the model are as the compiled layer 0, and 6 is as another.
-    notes = list(one_way_notes(step, names_of(step), {4: 0, 5: 0, 6: 1, 7: 0}))
+    notes = list(unread_copy_notes(step, names_of(step), {4: 0, 5: 0, 6: 1, 7: 0}))
     assert notes == ["copied out and never read back, for nothing: 1.0 KiB of mlp.Gelu, in each of layers 4-5, 7"]
-    assert [note[-12:] for note in one_way_notes(step, names_of(step), {2: 0})] == [", in layer 2"]
-    assert list(one_way_notes(graph(list(step.forward[:1])), names_of(step), {0: 0})) == []
+    assert [note[-12:] for note in unread_copy_notes(step, names_of(step), {2: 0})] == [", in layer 2"]
+    assert list(unread_copy_notes(graph(list(step.forward[:1])), names_of(step), {0: 0})) == []
 
 
 # Problems.

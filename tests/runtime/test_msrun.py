@@ -14,7 +14,7 @@ from mindswap.runtime.msrun import (
     check_port,
     describe_full,
     failure_report,
-    require_room,
+    require_disk_space,
 )
 
 
@@ -216,6 +216,6 @@ def test_what_is_missing_is_said(disk, tmp_path):
 
 def test_a_run_stops_before_anything_is_planned(disk, tmp_path, monkeypatch):
     with pytest.raises(LaunchError, match="make room there"):
-        require_room(tmp_path)
+        require_disk_space(tmp_path)
     monkeypatch.setattr(Status, "f_bavail", RUN_DIR_BYTES // 4096)
-    require_room(tmp_path)
+    require_disk_space(tmp_path)

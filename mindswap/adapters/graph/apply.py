@@ -73,9 +73,9 @@ def check_layers(policy: Policy, num_layers: int) -> None:
     layers = [policy.layer_recompute, policy.output_recompute]
     for entries in (policy.layer_swap, policy.op_swap, policy.select_recompute, policy.select_comm_recompute):
         layers += [entry.layers for entry in entries]
-    beyond = sorted({index for entry in layers for index in entry.indices or () if index >= num_layers})
-    if beyond:
-        raise ApplyError(f"the network has layers 0 to {num_layers - 1}, the policy names {beyond}")
+    out_of_range = sorted({index for entry in layers for index in entry.indices or () if index >= num_layers})
+    if out_of_range:
+        raise ApplyError(f"the network has layers 0 to {num_layers - 1}, the policy names {out_of_range}")
 
 
 def read_tree(cell, name: str = "") -> CellNode:
@@ -156,11 +156,11 @@ def _check_shared(layers: Sequence[Any], decisions: Sequence[LayerDecisions], is
             setting = (decision.treatment is Treatment.RECOMPUTE, None if is_swap_per_call else decision.prefetch)
             settings.setdefault(setting, (decisions_of_layer.layer_index, path))
         if len(settings) > 1:
-            first, other = list(settings.values())[:2]
-            problems[first[0], other[0]] = (first, other)
+            first, other_index = list(settings.values())[:2]
+            problems[first[0], other_index[0]] = (first, other_index)
     if problems:
-        lines = [f"    layer {one}: {'.'.join(path)} is also layer {other}: {'.'.join(other_path)}"
-                 for (one, path), (other, other_path) in problems.values()]  # fmt: skip
+        lines = [f"    layer {layer_index}: {'.'.join(path)} is also layer {other_index}: {'.'.join(other_path)}"
+                 for (layer_index, path), (other_index, other_path) in problems.values()]  # fmt: skip
         raise ApplyError(
             "layers share cells, and the policy treats the same cell in two ways:\n"
             + "\n".join(lines)

@@ -153,8 +153,10 @@ def find_memory(text: str, document: Document, num_workers: int) -> tuple[int, s
     if is_on_cpu(document):
         free = host_memory()
         if not free:
-            what = "how much host memory is free cannot be read here" if free is None else "no host memory is free here"
-            raise LaunchError(f"{what}\n    fix:     --memory SIZE")
+            problem = (
+                "how much host memory is free cannot be read here" if free is None else "no host memory is free here"
+            )
+            raise LaunchError(f"{problem}\n    fix:     --memory SIZE")
         return free * HOST_SHARE_PERCENT // 100 // num_workers, f"{HOST_SHARE_PERCENT} % of what is free, per worker"
     stated = read_device_memory(document)
     if stated is not None:

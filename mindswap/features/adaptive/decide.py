@@ -79,8 +79,8 @@ def _take_plan(state: State, answer: TrainingPlan | NothingFits) -> Next:
     if isinstance(answer, NothingFits):
         if times := _proven(state):
             return _start(state, min(times, key=times.__getitem__), "no better plan: back to one that ran")
-        least = answer.smallest_budget_bytes
-        need = f": at least {format_bytes(least)} are needed" if least is not None else ""
+        minimum_bytes = answer.smallest_budget_bytes
+        need = f": at least {format_bytes(minimum_bytes)} are needed" if minimum_bytes is not None else ""
         return _end(state, 1, f"no plan fits {format_bytes(state.budget_bytes)}{need}")
     if answer.key in state.out_of_memory or _is_beyond_limit(state, answer):
         return _replan(_tighten(state, answer), f"a plan like one that ran out of memory ({answer.key})")
@@ -114,10 +114,10 @@ def _measure(state: State, event: Measured) -> Next:
     state = replace(state, corrections=correct(state.corrections, state.attempts))
     if state.is_stable:
         return state, Wait()
-    said = _compare(state.attempts[-1])
+    measurement = _compare(state.attempts[-1])
     if reason := _reason_to_stay(state, event):
-        return _settle(state, f"{said}; {reason}, so the plan stays")
-    return state, RunPlanner(state.budget_bytes, f"{said}; is there a faster plan?")
+        return _settle(state, f"{measurement}; {reason}, so the plan stays")
+    return state, RunPlanner(state.budget_bytes, f"{measurement}; is there a faster plan?")
 
 
 def _compare(attempt: Attempt) -> str:
@@ -176,10 +176,10 @@ def _out_of_memory(state: State, event: Ended) -> Next:
     failing_bytes = _least_failing(state, plan)
     state = _keep_proven(_tighten(state, plan, event.missing_bytes), failing_bytes)
     missing = "" if event.missing_bytes is None else f", {format_bytes(event.missing_bytes)} were missing"
-    said = f"worker {event.worker} ran out of memory at step {event.step}{missing}: {event.text}"
+    failure = f"worker {event.worker} ran out of memory at step {event.step}{missing}: {event.text}"
     if _has_no_restart(state):
-        return _give_up(state, said)
-    return _replan(state, f"{said}\nbudget {format_bytes(before)} -> {format_bytes(state.budget_bytes)}")
+        return _give_up(state, failure)
+    return _replan(state, f"{failure}\nbudget {format_bytes(before)} -> {format_bytes(state.budget_bytes)}")
 
 
 def _replan(state: State, reason: str) -> Next:

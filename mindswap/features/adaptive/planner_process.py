@@ -49,36 +49,43 @@ def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections
     offset = corrections.static_offset_bytes
     problem = make_problem(loaded, max(budget_bytes - offset, 1))
     # `known` excludes operators of the CPU stand-ins, which a configuration cannot name.
-    found = Solver(loaded.model, known=loaded.known_layers).plan(problem)
-    if not found.fits:
+    plan = Solver(loaded.model, known=loaded.known_layers).plan(problem)
+    if not plan.fits:
         # If the peak is within the device's budget, host memory is too small.
-        smallest_bytes = with_fragments(loaded.device, found.smallest_budget_bytes) + offset
-        return NothingFits(smallest_bytes if found.peak_bytes > problem.budget_bytes else None)
-    found = replace(
-        compact(loaded, found),
+        smallest_bytes = with_fragments(loaded.device, plan.smallest_budget_bytes) + offset
+        return NothingFits(smallest_bytes if plan.peak_bytes > problem.budget_bytes else None)
+    plan = replace(
+        compact(loaded, plan),
         budget_bytes=budget_bytes,
-        stage_peak_bytes=tuple(peak + offset for peak in found.stage_peak_bytes),
+        stage_peak_bytes=tuple(peak + offset for peak in plan.stage_peak_bytes),
     )
     return TrainingPlan(
-        key=_key(found.policy),
-        yaml_text=planned_text(loaded, found, str(config_path)),
+        key=_key(plan.policy),
+        yaml_text=planned_text(loaded, plan, str(config_path)),
         budget_bytes=budget_bytes,
-        peak_bytes=found.peak_bytes,
-        step_time_ns=found.step_time_ns,
-        exposed_copy_ns=_exposed_copy_ns(problem, found),
+        peak_bytes=plan.peak_bytes,
+        step_time_ns=plan.step_time_ns,
+        exposed_copy_ns=_exposed_copy_ns(problem, plan),
         corrections=corrections,
     )
 
 
 # Figures of the host links, and figures that are independent of the measured speeds.
 _LINKS = ("d2h", "d2h_latency", "h2d", "h2d_latency", "host_bandwidth")
-_STAYS = ("memory_bandwidth", "margin", "fragments", "contended_fraction", "collective_fraction", "internode_fraction")
+_UNCORRECTED = (
+    "memory_bandwidth",
+    "margin",
+    "fragments",
+    "contended_fraction",
+    "collective_fraction",
+    "internode_fraction",
+)
 
 
 def corrected_device(device: Device, corrections: Corrections) -> Device:
     """Return the device with corrected speeds: one factor for the host links, one for all other figures."""
     values = figure_values(device)
-    for name in [name for name in values if name not in _STAYS]:
+    for name in [name for name in values if name not in _UNCORRECTED]:
         permille = corrections.link_permille if name in _LINKS else corrections.compute_permille
         kind = FIGURES[name].kind
         if kind is FigureKind.TIME:
@@ -113,19 +120,19 @@ def _key(policy: Policy) -> str:
     return f"{name}-{hashlib.sha256(repr(policy).encode()).hexdigest()[:6]}"
 
 
-def _exposed_copy_ns(problem: PlanProblem, found: FoundPlan) -> int:
+def _exposed_copy_ns(problem: PlanProblem, plan: FoundPlan) -> int:
     """Return the exposed copy time (ns), averaged over stages and scaled to all micro-batches."""
-    step = evaluate(problem, found.policy).step
-    exposed = step.timeline.exposed_copy_ns * found.step_time_ns // step.step_time_ns
-    return exposed // len(found.stage_peak_bytes)
+    step = evaluate(problem, plan.policy).step
+    exposed = step.timeline.exposed_copy_ns * plan.step_time_ns // step.step_time_ns
+    return exposed // len(plan.stage_peak_bytes)
 
 
 if __name__ == "__main__":  # in the child: the request is the only argument, the result is JSON
-    config, asked_bytes, learned = json.loads(sys.argv[1])
+    config, requested_bytes, corrections_data = json.loads(sys.argv[1])
     try:
         with signals_raise():
             hold_lifeline(os.environ, signal.SIGTERM)
-            answer = to_plain(plan_training(Path(config), asked_bytes, from_plain(learned, CLASSES)))
+            answer = to_plain(plan_training(Path(config), requested_bytes, from_plain(corrections_data, CLASSES)))
     except MindswapError as error:
         answer = {"refused": str(error)}
     print(json.dumps(answer))

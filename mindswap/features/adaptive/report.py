@@ -24,8 +24,8 @@ FIGURES: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
 
 def count_lost_steps(attempts: Sequence[Attempt]) -> list[int]:
     """Return the number of steps of each attempt that the next one repeated."""
-    again = [max(0, attempt.last_step - following.first_step) for attempt, following in pairwise(attempts)]
-    return [*again, 0] if attempts else []
+    num_repeated = [max(0, attempt.last_step - following.first_step) for attempt, following in pairwise(attempts)]
+    return [*num_repeated, 0] if attempts else []
 
 
 def format_summary(state: State) -> str:

@@ -32,7 +32,7 @@ from mindswap.runtime.attempt.node import MARKER, NodeTask
 from mindswap.runtime.attempt.nodes import Nodes
 from mindswap.runtime.attempt.state import StateError, StateFile, attempt_folder, locked
 from mindswap.runtime.attempt.watch import LogProgress
-from mindswap.runtime.msrun import require_room
+from mindswap.runtime.msrun import require_disk_space
 from mindswap.runtime.ray_cluster import NodeLostError
 from mindswap.system.process_tree import become_subreaper, marked_processes, stop_processes
 from mindswap.system.signals import signals_raise
@@ -67,7 +67,7 @@ class AdaptiveRun:
         """
         self.run_dir = self.task.run_dir
         self.file = StateFile(self.run_dir)
-        require_room(self.run_dir)
+        require_disk_space(self.run_dir)
         with locked(self.run_dir), signals_raise() as interruption:
             become_subreaper()
             self.nodes.connect()
@@ -102,11 +102,11 @@ class AdaptiveRun:
         def find() -> list[int]:
             return marked_processes(MARKER, str(self.run_dir))
 
-        if left := stop_processes(find):
-            self.report_status(f"stopped {left} processes that an earlier run in {self.run_dir} had left")
-        if stuck := find():
+        if num_stopped := stop_processes(find):
+            self.report_status(f"stopped {num_stopped} processes that an earlier run in {self.run_dir} had left")
+        if still_running := find():
             raise LaunchError(
-                f"{self.run_dir}: processes of an earlier run do not end: {', '.join(map(str, stuck))}\n"
+                f"{self.run_dir}: processes of an earlier run do not end: {', '.join(map(str, still_running))}\n"
                 "    fix:     they wait for a device or a file system: free that, or take another --run-dir"
             )
 
@@ -146,8 +146,8 @@ class AdaptiveRun:
             self.nodes.prepare(number, plan.yaml_text, key, ignored, port)
         except NodeLostError:
             return self._prepare(plan)  # a spare node, or an error that names the lost one
-        if port != (asked := self.task.command.master_port):
-            self.report_status(f"port {asked} is still in use: port {port} instead")
+        if port != (requested_port := self.task.command.master_port):
+            self.report_status(f"port {requested_port} is still in use: port {port} instead")
         self.is_prepared = True
         step = key[0].step if key else 0
         lost = self._last_step() - step if self.state.attempts else 0

@@ -53,13 +53,15 @@ def calibrate_device(
     """
     if not overwrite:
         refuse_existing([Path(output)])
-    known = load_device(device)
+    base_device = load_device(device)
     profile = load_profile(Path(profile_path), show_progress)
-    found = calibrate(profile, known)
-    is_written = bool(found.measurements or found.changes)
+    calibration = calibrate(profile, base_device)
+    is_written = bool(calibration.measurements or calibration.changes)
     if is_written:
-        header = calibration_header(profile, known.name)
-        made = format_device_file(found.device, header, found.measurements, "Made by mindswap calibrate.")
-        write_new(output, made, overwrite=overwrite)
-    data = calibration_json(profile, found, str(output) if is_written else None)
-    return Calibrated(format_calibration(profile, found, known.title), data, is_written)
+        header = calibration_header(profile, base_device.name)
+        device_file = format_device_file(
+            calibration.device, header, calibration.measurements, "Made by mindswap calibrate."
+        )
+        write_new(output, device_file, overwrite=overwrite)
+    data = calibration_json(profile, calibration, str(output) if is_written else None)
+    return Calibrated(format_calibration(profile, calibration, base_device.title), data, is_written)

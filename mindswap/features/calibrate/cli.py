@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
             bar = tqdm(total=num_bytes, unit="B", unit_scale=True, desc="reading", leave=False, disable=None)
             return bars.enter_context(bar).update
 
-        found = calibrate_device(args.profile, args.output, args.device, args.overwrite, show_progress)
-    if not found.is_written:
+        calibrated = calibrate_device(args.profile, args.output, args.device, args.overwrite, show_progress)
+    if not calibrated.is_written:
         fix = "    fix:     profile a training step at profiler level 2"
         print_text(f"error: this profile shows no figure of the device\n{fix}", is_message=True)
-    written = f"written: {args.output}" if found.is_written else f"{args.output} was not written"
-    return answer(args, found.data, f"{found}\n\n{written}", found.is_written)
+    written = f"written: {args.output}" if calibrated.is_written else f"{args.output} was not written"
+    return answer(args, calibrated.data, f"{calibrated}\n\n{written}", calibrated.is_written)

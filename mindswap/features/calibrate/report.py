@@ -106,4 +106,7 @@ def _objections(figures: tuple[FigureFit, ...]) -> list[str]:
     for figure in figures:
         if figure.objection:
             names.setdefault(figure.objection, []).append(figure.name)
-    return [f"{', '.join(found)} stay{'s' * (len(found) == 1)}: {why}" for why, found in names.items()]
+    return [
+        f"{', '.join(figure_names)} stay{'s' * (len(figure_names) == 1)}: {objection}"
+        for objection, figure_names in names.items()
+    ]

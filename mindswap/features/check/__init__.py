@@ -70,8 +70,8 @@ def check_config(
         return _check_2x(document, num_layers, ignore)
     result, notes = _with_real_names(document, num_layers, ignore, names, can_build)
     # Also what is wrong with the figures of the simulated device, which rules of policies do not know.
-    known = {(problem.location, problem.rule) for problem in result.problems}
-    found = [p for p in read_cost_settings(document).problems if (p.location, p.rule) not in known]
+    reported = {(problem.location, problem.rule) for problem in result.problems}
+    cost_problems = [p for p in read_cost_settings(document).problems if (p.location, p.rule) not in reported]
     policy, trees = result.policy, result.trees
     summary = summarize_policy(policy, result.num_layers, trees) if policy is not None else None
     data = {
@@ -85,7 +85,7 @@ def check_config(
         note = note_on_counts(Context(document, result.settings))
         notes = [*notes, *([note] if note else [])]
     return CheckedConfig(
-        ConfigFormat.GRAPH, sort_problems([*result.problems, *found]), result.ignored, notes, layers, data
+        ConfigFormat.GRAPH, sort_problems([*result.problems, *cost_problems]), result.ignored, notes, layers, data
     )
 
 
@@ -95,11 +95,11 @@ def refuse_unknown_rules(option: str, names: Collection[str]) -> None:
     Raises:
         LaunchError: naming each, with the rules that are most like it.
     """
-    known = (*find_rules(), *find_rules_2x(), *OTHER_RULES)
+    rule_ids = (*find_rules(), *find_rules_2x(), *OTHER_RULES)
     lines = []
     for name in dict.fromkeys(names):
-        if name not in known:
-            near = " or ".join(closest_names(name, known, 3, min_similarity=0.5))
+        if name not in rule_ids:
+            near = " or ".join(closest_names(name, rule_ids, 3, min_similarity=0.5))
             fix = f"write {near}" if near else "one of the words in brackets behind warnings, which docs/rules.md lists"
             lines.append(f"{option} {name}: there is no such rule\n    fix:     {fix}")
     if lines:
@@ -138,9 +138,9 @@ def _with_real_names(
                 trees = replace(trees, uses=result.trees.uses)  # the table also knows which operator uses which
             return check_document(document, num_layers, trees, silence=ignore), []
     if result.num_layers is None:
-        place, _, fix = missing_num_layers(document).partition("\n    fix:     ")
+        location, _, fix = missing_num_layers(document).partition("\n    fix:     ")
         fix += "" if "--num-layers" in fix else ", or use --num-layers"
-        notes.append(f"{place}, so layers and operator names were not checked; {fix}")
+        notes.append(f"{location}, so layers and operator names were not checked; {fix}")
     elif result.trees is None:
         hint = "run this where MindFormers is installed"
         if has_mindformers():

@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_json(parser)
     add_num_layers(parser)
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--table", action="store_true", help="take operator names from a table of models only")
-    either.add_argument(
+    name_source = parser.add_mutually_exclusive_group()
+    name_source.add_argument("--table", action="store_true", help="take operator names from a table of models only")
+    name_source.add_argument(
         "--network", action="store_true", help="take them from the network that MindFormers builds, not from a table"
     )
     parser.add_argument(
@@ -73,16 +73,20 @@ def _check_file(args: argparse.Namespace, path: str) -> int:
     is_piped = path == "-"
     document = _read_stdin() if is_piped else load_document(path)
     names = NameSource.TABLE if args.table else NameSource.NETWORK if args.network else NameSource.EITHER
-    found = check_config(document, args.num_layers, args.ignore, names, can_build=not is_piped)
-    has_errors = bool(find_errors(found.problems))
+    checked = check_config(document, args.num_layers, args.ignore, names, can_build=not is_piped)
+    has_errors = bool(find_errors(checked.problems))
     if args.json:
-        shared = {**problems_to_data(found.problems), "num_ignored": len(found.ignored), "notes": list(found.notes)}
-        return answer(args, {"form": found.form.version, **shared, **found.data}, "", not has_errors)
+        shared = {
+            **problems_to_data(checked.problems),
+            "num_ignored": len(checked.ignored),
+            "notes": list(checked.notes),
+        }
+        return answer(args, {"form": checked.form.version, **shared, **checked.data}, "", not has_errors)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    parts = [format_problems(found.problems, colour)] if found.problems else []
-    parts += [escape(f"note: {note}") for note in found.notes]
-    parts.append(f"{format_counts(found.problems, found.ignored)}; read as {found.form.value}")
-    if found.layers:
-        parts += ["", printable(found.layers)]
+    parts = [format_problems(checked.problems, colour)] if checked.problems else []
+    parts += [escape(f"note: {note}") for note in checked.notes]
+    parts.append(f"{format_counts(checked.problems, checked.ignored)}; read as {checked.form.value}")
+    if checked.layers:
+        parts += ["", printable(checked.layers)]
     print("\n".join(parts))  # with colours: each part has been made printable
     return int(has_errors)

@@ -104,21 +104,23 @@ def compare_configs(
 def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:
     """Return a note for each configuration of another model than the first, by name, number of layers and width."""
     (first, document), *others = documents
-    wanted = _model_of(document)
+    first_model = _model_of(document)
     notes = []
     for name, other in others:
-        found = _model_of(other)
-        differs = [key for key in found if key in wanted and found[key] != wanted[key]]
+        model = _model_of(other)
+        differs = [key for key in model if key in first_model and model[key] != first_model[key]]
         if differs:
-            what = ", ".join(f"{key}: {found[key]}, not {wanted[key]}" for key in differs)
-            notes.append(f"{name} is another model than {first} ({what}): their step times are of different work")
+            differences = ", ".join(f"{key}: {model[key]}, not {first_model[key]}" for key in differs)
+            notes.append(
+                f"{name} is another model than {first} ({differences}): their step times are of different work"
+            )
     return notes
 
 
 def _model_of(document: Document) -> dict[str, str]:
     """Return the properties of the model; the first path with a value takes precedence."""
-    stated = ((key, document.get("model", *path)) for key, paths in MODEL_KEYS.items() for path in reversed(paths))
-    return {key: show(node) for key, node in stated if node is not None}
+    values = ((key, document.get("model", *path)) for key, paths in MODEL_KEYS.items() for path in reversed(paths))
+    return {key: show(node) for key, node in values if node is not None}
 
 
 def _row(figures: Mapping[str, Any], first_ns: int) -> tuple[str, ...]:

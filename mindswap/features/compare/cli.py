@@ -49,14 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate all of them; 1 if none of them fits."""
     require_folders(args.plot)
-    found = compare_configs(args.configs, args.device, device_overrides(args), not args.no_cache, args.expert_skew)
-    device = found.runs[0][1].device
+    comparison = compare_configs(args.configs, args.device, device_overrides(args), not args.no_cache, args.expert_skew)
+    device = comparison.runs[0][1].device
     if args.plot:
         plot_tradeoffs(
-            [Compared(name, run.step_time_ns, run.peak_bytes, run.fits) for name, run in found.runs],
+            [Compared(name, run.step_time_ns, run.peak_bytes, run.fits) for name, run in comparison.runs],
             args.plot,
             title="Step time and peak memory",
             caption=device.title,
             budget_bytes=device.usable_memory_bytes,
         )
-    return answer(args, {"configurations": found.data()}, found, found.fits_any)
+    return answer(args, {"configurations": comparison.data()}, comparison, comparison.fits_any)

@@ -101,21 +101,21 @@ def _read(config: str, target: str | None) -> tuple[Document, str]:
     if errors := find_errors(document.problems):
         raise PolicyError(errors)
     text = Path(config).read_bytes().decode("utf-8")
-    own = parse_document(text, config)
-    if own.get(BASE_CONFIG) is not None:
-        _refuse_inherited(own, document)
+    file_document = parse_document(text, config)
+    if file_document.get(BASE_CONFIG) is not None:
+        _refuse_inherited(file_document, document)
         if target and Path(target).resolve().parent != Path(config).resolve().parent:
             raise LaunchError(f"{config} is based on other files ({BASE_CONFIG}); write the result beside it")
     return document, text
 
 
-def _refuse_inherited(own: Document, whole: Document) -> None:
+def _refuse_inherited(file_document: Document, merged_document: Document) -> None:
     """Refuse sections that are partly in a base file: MindFormers merges both, so they cannot be replaced here."""
     for section in ("swap_config", "recompute_config", "mindswap"):
-        here, merged = own.get(section), whole.get(section)
-        if merged is not None and (here is None or to_data(here) != to_data(merged)):
+        section_of_file, merged = file_document.get(section), merged_document.get(section)
+        if merged is not None and (section_of_file is None or to_data(section_of_file) != to_data(merged)):
             message = f"{section}: a part of it stands in another file ({BASE_CONFIG})"
-            fix = f"copy {section} into {own.file}"
+            fix = f"copy {section} into {file_document.file}"
             raise PolicyError([Problem(merged.location, "convert", Level.ERROR, message, fix=fix)])
 
 
@@ -140,8 +140,8 @@ def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Conv
     trees = _find_trees(source, request.document, options)
     made = policy_of_megatron(options, use_legacy, trees, source.num_prefetch_ops)
     parse_issues = {problem.subject for problem in problems}
-    found = (problem for problem in made.problems if problem.subject not in parse_issues)
-    problems = sort_problems((*problems, *found))
+    new_problems = (problem for problem in made.problems if problem.subject not in parse_issues)
+    problems = sort_problems((*problems, *new_problems))
     if made.policy is None or find_errors(problems):
         raise PolicyError(problems)
     if options.num_layers is None:
@@ -171,9 +171,9 @@ def _read_script(script: str) -> str:
 def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Problem, ...]]:
     """Read the options of the script, overridden by those of the command line."""
     texts = source.options
-    own, problems = read_options(texts, dict.fromkeys(texts, Location(COMMAND_LINE)))
+    command_line_options, problems = read_options(texts, dict.fromkeys(texts, Location(COMMAND_LINE)))
     if source.script is None:
-        return own, problems
+        return command_line_options, problems
     name = "standard input" if source.script == "-" else source.script
     try:
         script = _read_script(source.script)
@@ -181,18 +181,18 @@ def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Probl
     except OSError as error:
         raise LaunchError(f"{name}: cannot be read: {error.strerror}") from error
     except ScriptError as error:
-        place = Location(name, error.line, 1 if error.line else 0)
-        raise PolicyError([Problem(place, RULE, Level.ERROR, f"the script {error}")]) from None
+        location = Location(name, error.line, 1 if error.line else 0)
+        raise PolicyError([Problem(location, RULE, Level.ERROR, f"the script {error}")]) from None
     tokens = {option: values for option, values in read_tokens(command.words).items() if option not in texts}
-    places = {option: Location(name, option_line(script, option), 1) for option in tokens}
-    read, script_problems = read_options(tokens, places)
+    locations = {option: Location(name, option_line(script, option), 1) for option in tokens}
+    read, script_problems = read_options(tokens, locations)
     unknown = tuple(
         Problem(
             Location(name), RULE, Level.WARNING, f"{word}: what it stands for is not known without a run", subject=word
         )
         for word in command.unknown
     )
-    return read.override(own), (*problems, *script_problems, *unknown)
+    return read.override(command_line_options), (*problems, *script_problems, *unknown)
 
 
 def _find_trees(source: MegatronSource, document: Document, options: MegatronOptions) -> LayerTrees | None:
@@ -228,12 +228,12 @@ def _compare_pipelines(options: MegatronOptions, document: Document) -> tuple[Pr
     if options.granularity != "full" or document.root is None or options.num_layers is None:
         return ()
     try:
-        here = read_pipeline(document).layout(options.num_layers)
+        layout = read_pipeline(document).layout(options.num_layers)
     except LayoutError:
         return ()
-    if here.sizes == place_layers(options, options.num_layers).sizes:
+    if layout.sizes == place_layers(options, options.num_layers).sizes:
         return ()
-    place = document.location_of("parallel_config", "pipeline_stage")
+    location = document.location_of("parallel_config", "pipeline_stage")
     message = "parallel_config.pipeline_stage: the stages are not those of Megatron's options, whose layers are written"
     fix = "--pipeline-model-parallel-size and --num-virtual-stages-per-pipeline-rank as in CONFIG"
-    return (Problem(place, "convert", Level.WARNING, message, fix=fix),)
+    return (Problem(location, "convert", Level.WARNING, message, fix=fix),)

@@ -51,11 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="between versions: a step of the same model (mindswap trace); settings that move the same tensors",
     )
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument(
+    destination = parser.add_mutually_exclusive_group()
+    destination.add_argument(
         "-o", "--output", metavar="FILE", type=optional_path, help="write here; default is the terminal"
     )
-    either.add_argument("--in-place", action="store_true", help="change CONFIG itself")
+    destination.add_argument("--in-place", action="store_true", help="change CONFIG itself")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
     add_json(parser)
     megatron = parser.add_argument_group("with --from megatron")

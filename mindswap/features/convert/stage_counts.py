@@ -43,11 +43,11 @@ class Request:
         """
         if stated is not None and self.num_layers not in (None, stated):
             raise LaunchError(f"--num-layers {self.num_layers}: {self.document.file} has {stated} layers")
-        if (found := self.num_layers or stated) is None:
+        if (num_layers := self.num_layers or stated) is None:
             if self.document.root is None:
                 raise LaunchError("the number of layers is not known\n    fix:     --num-layers N")
             raise LaunchError(f"the number of layers is not known\n{missing_num_layers(self.document)}")
-        return found
+        return num_layers
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,10 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
         raise PolicyError(read_back.problems)
     difference = first_recompute_difference(policy, read_back.policy, num_layers, trees)
     if difference:
-        place = document.location_of("recompute_config")
-        raise PolicyError((_error(place, f"recompute_config: the index form would not mean the same: {difference}"),))
+        location = document.location_of("recompute_config")
+        raise PolicyError(
+            (_error(location, f"recompute_config: the index form would not mean the same: {difference}"),)
+        )
     return Converted(sections, sort_problems(problems), policy, COMMENTS)
 
 
@@ -133,10 +135,13 @@ def load_known_trees(document: Document, checked: CheckResult) -> LayerTrees | N
 def _without_recomputed_layers(policy: Policy, num_layers: int) -> Policy:
     """Return the policy without selected operators in fully recomputed layers, where they have no effect."""
     changes: dict[str, Any] = {}
-    whole = set(policy.layer_recompute.resolve(num_layers))
+    recomputed_layers = set(policy.layer_recompute.resolve(num_layers))
     for option in SELECTED:
-        left = ((entry.pattern, set(entry.layers.resolve(num_layers)) - whole) for entry in getattr(policy, option))
-        changes[option] = tuple(OpRecompute(pattern, Layers(layers)) for pattern, layers in left if layers)
+        remaining = (
+            (entry.pattern, set(entry.layers.resolve(num_layers)) - recomputed_layers)
+            for entry in getattr(policy, option)
+        )
+        changes[option] = tuple(OpRecompute(pattern, Layers(layers)) for pattern, layers in remaining if layers)
     return replace(policy, **changes)
 
 
@@ -156,8 +161,8 @@ def _ineffective_flags(document: Document) -> Iterator[tuple[str, Problem]]:
     """Report flags that MindFormers ignores with swap off but would apply with swap on."""
     for name, default in RECOMPUTE_FLAGS.items():
         node = document.get("recompute_config", name)
-        acts = name == "recompute_slice_activation" and document.value("recompute_config", "recompute") is True
-        if node is not None and node.value != default and not acts:
+        takes_effect = name == "recompute_slice_activation" and document.value("recompute_config", "recompute") is True
+        if node is not None and node.value != default and not takes_effect:
             message = f"recompute_config.{name}: had no effect with swap off, so {default} is written"
             yield name, _warning(node.location, message, f"{name}: {node.value}, to have it")
 

@@ -90,14 +90,16 @@ class Tensors:
             after: tensors under the converted settings.
             version: target version, for messages.
         """
-        lost = [
+        differing = [
             *differences(self.trace, before.moved, after.moved, "moves", version),
             *differences(self.trace, before.recomputed, after.recomputed, "recomputes", version),
         ]
-        fates = (before.moved, after.moved, before.recomputed, after.recomputed)
-        sizes = [format_bytes(sum(self.trace.storages[index].size_bytes for index in found)) for found in fates]
+        storage_sets = (before.moved, after.moved, before.recomputed, after.recomputed)
+        sizes = [
+            format_bytes(sum(self.trace.storages[index].size_bytes for index in storages)) for storages in storage_sets
+        ]
         by = "by tensor of {}: moved {} before, {} now; recomputed {} before, {} now".format(self.file, *sizes)
-        return replace(converted, lost=(*converted.lost, *lost), by=by)
+        return replace(converted, lost=(*converted.lost, *differing), by=by)
 
 
 def read_tensors(file: str, num_layers: int) -> Tensors:
@@ -193,8 +195,8 @@ def _to_2x(document: Document, num_layers: int, tensors: Tensors | None, ops: tu
     stages = max(
         document.count("parallel_config", "pipeline_stage"), document.count("parallelism", "pipeline_parallel")
     )
-    layer, known = _layer_1_9(document), dense_layer()
-    names = LayerNames(layer, frozenset(known.order), known.cells) if layer is not None else LayerNames()
+    layer, layer_2x = _layer_1_9(document), dense_layer()
+    names = LayerNames(layer, frozenset(layer_2x.order), layer_2x.cells) if layer is not None else LayerNames()
     choose = before = None
     if tensors is not None:
         before = tensors.of_policy(policy)
@@ -211,8 +213,12 @@ def _to_2x(document: Document, num_layers: int, tensors: Tensors | None, ops: tu
         source=ops[1],
     )
     # Sections that are missing in the file are not added.
-    has = {"swap": "swap_config", "recompute": "recompute_config"}
-    sections = {k: v for k, v in converted.sections.items() if document.get(has.get(k, "recompute_config")) is not None}
+    section_of_1_9 = {"swap": "swap_config", "recompute": "recompute_config"}
+    sections = {
+        k: v
+        for k, v in converted.sections.items()
+        if document.get(section_of_1_9.get(k, "recompute_config")) is not None
+    }
     converted = replace(converted, sections=sections)
     if tensors is None or before is None:
         return converted
@@ -246,14 +252,14 @@ def _to_1_9(document: Document, num_layers: int, tensors: Tensors | None, ops: t
 
 def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSettings, version: str) -> list[Problem]:
     """Return losses as warnings at the first section, and a warning if the rest of the file is of another version."""
-    place = next(entry.location for name in source if (entry := document.entry(name)) is not None)
-    found = [Problem(place, "convert", Level.WARNING, f"lost or changed: {line}") for line in converted.lost]
+    location = next(entry.location for name in source if (entry := document.entry(name)) is not None)
+    problems = [Problem(location, "convert", Level.WARNING, f"lost or changed: {line}") for line in converted.lost]
     form = find_format(document)
     if form is not VERSIONS[version]:
         message = f"only swap and recompute are converted; the rest of the file is of {form.value}"
         fix = f"move these sections into a configuration of {VERSIONS[version].value} of the same model"
-        found.append(Problem(place, "convert", Level.WARNING, message, fix=fix))
-    return found
+        problems.append(Problem(location, "convert", Level.WARNING, message, fix=fix))
+    return problems
 
 
 def _read_back(to: str, text: str, converted: ConvertedSettings, num_layers: int, target: str) -> tuple[Problem, ...]:

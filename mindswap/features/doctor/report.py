@@ -60,11 +60,11 @@ def doctor_to_json(facts: MachineFacts, findings: Sequence[Diagnosis]) -> dict[s
 
 
 def _versions(facts: MachineFacts) -> str:
-    found = [f"mindswap {facts.software.mindswap_version}"]
+    versions = [f"mindswap {facts.software.mindswap_version}"]
     for name in ("mindspore", "mindformers"):
         version = facts.software.version(name)
-        found.append(f"{name} {version}" if version else f"no {name}")
-    return ", ".join(found)
+        versions.append(f"{name} {version}" if version else f"no {name}")
+    return ", ".join(versions)
 
 
 def _works(facts: MachineFacts) -> str:

@@ -34,7 +34,9 @@ def run(args: argparse.Namespace) -> int:
     if args.paths:
         paths = list_names(document, args.num_layers)
         return answer(args, {"paths": paths}, format_paths(paths))
-    found = explain_config(document, args.num_layers)
-    if found.problems and not args.json:
-        print_text(format_problems(found.problems), end="\n\n", is_message=found.has_errors)
-    return answer(args, {**problems_to_data(found.problems), **found.data}, found.text, not found.has_errors)
+    explained = explain_config(document, args.num_layers)
+    if explained.problems and not args.json:
+        print_text(format_problems(explained.problems), end="\n\n", is_message=explained.has_errors)
+    return answer(
+        args, {**problems_to_data(explained.problems), **explained.data}, explained.text, not explained.has_errors
+    )

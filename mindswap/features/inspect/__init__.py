@@ -7,7 +7,7 @@ from pathlib import Path
 from mindswap.config.nodes import Document
 from mindswap.config.source import load_document
 from mindswap.config.weight_sharding import RankPlacement
-from mindswap.features.inspect.report import LayerMemoryReport, one_way_notes
+from mindswap.features.inspect.report import LayerMemoryReport, unread_copy_notes
 from mindswap.files import file_name
 from mindswap.graph.analysis.liveness import Peak, find_peak
 from mindswap.graph.analysis.saved_tensors import LayerMemory, OperatorMemory, OperatorNames, measure_layer_memory
@@ -81,7 +81,7 @@ def _inspect_trace(path: str) -> Inspection:
     decisions = tuple(resolve_layer(policy, index, tree) for index, tree in enumerate(captured.trees))
     graph = rewrite_graph(captured.graph, settings_of_policy(captured.graph, names, decisions))
     layers = measure_layer_memory(graph, captured.graph, names, captured.sample)
-    notes = (*captured.notes, *one_way_notes(graph, names, dict(enumerate(captured.sample.layer_map))))
+    notes = (*captured.notes, *unread_copy_notes(graph, names, dict(enumerate(captured.sample.layer_map))))
     return Inspection(Path(path).stem, LayerMemoryReport(layers, find_peak(graph, captured.sample), notes))
 
 
@@ -108,7 +108,7 @@ def inspect_config(
     names = OperatorNames(plain.layers, plain.graph)
     layers = measure_layer_memory(compiled.graph, plain.graph, names, compiled.sample, like)
     layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))
-    notes = (*compiled.notes, *one_way_notes(compiled.graph, names.with_renumbered_layers(like), layer_map))
+    notes = (*compiled.notes, *unread_copy_notes(compiled.graph, names.with_renumbered_layers(like), layer_map))
     if placement is not None:
         layers = tuple(
             layer if layer.layer_index is None else replace(layer, layer_index=placement.layers[layer.layer_index])

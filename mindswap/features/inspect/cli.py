@@ -11,17 +11,17 @@ from mindswap.policy.wording import name_indices
 
 def run(args: argparse.Namespace) -> int:
     """Inspect one configuration."""
-    found = inspect_memory(args.config, args.rank, not args.no_cache)
-    report = found.report
+    inspection = inspect_memory(args.config, args.rank, not args.no_cache)
+    report = inspection.report
     if args.layers is not None:
-        there = [layer.layer_index for layer in report.layers if layer.layer_index is not None]
-        if beyond := sorted(args.layers.difference(there)):
-            raise GraphError(f"--layers: there are {name_indices('layer', there)}, not {beyond}")
+        layer_indices = [layer.layer_index for layer in report.layers if layer.layer_index is not None]
+        if missing := sorted(args.layers.difference(layer_indices)):
+            raise GraphError(f"--layers: there are {name_indices('layer', layer_indices)}, not {missing}")
         report = report.only(args.layers)
     if args.plot:
         from mindswap.features.inspect.plots import plot_memory
 
-        plot_memory(report, args.plot, title=found.title, by=args.by)
+        plot_memory(report, args.plot, title=inspection.title, by=args.by)
     return answer(args, memory_to_json(report), format_memory(report, args.by))
 
 

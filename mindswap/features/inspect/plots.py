@@ -51,8 +51,8 @@ def plot_memory(report: LayerMemoryReport, path: Path, title: str, by: str = "op
     for axis, (name, layer), operators, panel in zip(axes, groups, bars, rows, strict=True):
         _draw_panel(axis, name, layer, operators, len(panel) - len(operators))
     is_layer = [layer.layer_index is not None for _, layer in groups]
-    for wanted, label in ((True, "MiB per layer"), (False, "MiB")):
-        panels = [index for index, found in enumerate(is_layer) if found is wanted]
+    for selects_layers, label in ((True, "MiB per layer"), (False, "MiB")):
+        panels = [index for index, is_in_layer in enumerate(is_layer) if is_in_layer is selects_layers]
         longest = max((_size(row) / MIB for index in panels for row in bars[index]), default=0)
         for index in panels:
             axes[index].set_xlim(0, ROOM * longest or 1)

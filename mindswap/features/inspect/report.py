@@ -35,11 +35,11 @@ class LayerMemoryReport:
 
     def describe_total(self) -> str:
         """Format the total, for example `1.2 GiB kept, 0 B swapped, 0 B recomputed`."""
-        sizes = [getattr(self.total, f"{what}_bytes") for what in TREATMENTS]
-        return ", ".join(f"{format_bytes(size)} {what}" for size, what in zip(sizes, TREATMENTS, strict=True))
+        sizes = [getattr(self.total, f"{treatment}_bytes") for treatment in TREATMENTS]
+        return ", ".join(f"{format_bytes(size)} {treatment}" for size, treatment in zip(sizes, TREATMENTS, strict=True))
 
 
-def one_way_notes(graph: Graph, names: Callable[[Node], Names], layer_map: Mapping[int, int]) -> Iterator[str]:
+def unread_copy_notes(graph: Graph, names: Callable[[Node], Names], layer_map: Mapping[int, int]) -> Iterator[str]:
     """Report activations that are offloaded but never prefetched.
 
     Args:
@@ -47,14 +47,14 @@ def one_way_notes(graph: Graph, names: Callable[[Node], Names], layer_map: Mappi
         names: names of an operator.
         layer_map: layer of the model -> representative compiled layer.
     """
-    found: dict[str, list[int]] = {}
+    layers_by_copy: dict[str, list[int]] = {}
     for copy in graph.index.one_way_copies:
-        what = f"{format_bytes(copy.size_bytes)} of {names(graph.index.forward_nodes[copy.inputs[0]])}"
+        copy_text = f"{format_bytes(copy.size_bytes)} of {names(graph.index.forward_nodes[copy.inputs[0]])}"
         layers = [index for index, position in layer_map.items() if position == copy.layer_index]
-        found.setdefault(what, []).extend(layers)
-    for what, layers in found.items():
+        layers_by_copy.setdefault(copy_text, []).extend(layers)
+    for copy_text, layers in layers_by_copy.items():
         where = f", in {'each of ' * (len(layers) > 1)}{name_indices('layer', layers)}" if layers else ""
-        yield f"copied out and never read back, for nothing: {what}{where}"
+        yield f"copied out and never read back, for nothing: {copy_text}{where}"
 
 
 def format_memory(report: LayerMemoryReport, by: str = "operator") -> str:
@@ -84,8 +84,8 @@ def format_memory(report: LayerMemoryReport, by: str = "operator") -> str:
 def memory_to_json(report: LayerMemoryReport) -> dict[str, Any]:
     """Return the report as JSON data: every layer, sizes in bytes."""
 
-    def sums(found: OperatorMemory) -> dict[str, int]:
-        return {f"{what}_bytes": getattr(found, f"{what}_bytes") for what in TREATMENTS}
+    def sums(memory: OperatorMemory) -> dict[str, int]:
+        return {f"{treatment}_bytes": getattr(memory, f"{treatment}_bytes") for treatment in TREATMENTS}
 
     def operators(layer: LayerMemory) -> list[dict[str, Any]]:
         return [vars(operator) for operator in layer.operators]

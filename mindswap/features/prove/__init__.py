@@ -128,8 +128,8 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
     if num_layers > checked.num_layers:
         raise LaunchError(f"--layers {num_layers}: the model has {checked.num_layers}")
     if not wanted.num_workers:
-        most = min(MAX_DEFAULT_WORKERS, count_cards() or MAX_DEFAULT_WORKERS) * num_nodes
-        wanted = replace(wanted, num_workers=min(read_step_settings(document).num_cards, most))
+        max_workers = min(MAX_DEFAULT_WORKERS, count_cards() or MAX_DEFAULT_WORKERS) * num_nodes
+        wanted = replace(wanted, num_workers=min(read_step_settings(document).num_cards, max_workers))
     if wanted.num_workers % num_nodes:
         raise LaunchError(
             f"--nodes {num_nodes}: {format_count(wanted.num_workers, 'worker')}\n"
@@ -197,13 +197,13 @@ def simulate(request: ProofRequest, name: str, device: tuple[str, ...] | None = 
 def _plan(request: ProofRequest, off: Simulated) -> Variant:
     """Plan within the budget; without a requested one, within a budget that needs swap or recompute."""
     budget, file = request.budget_bytes or off.peak_bytes * DEFAULT_BUDGET_PERCENT // 100, request.file("plan")
-    found = _ask_plan(request, budget)
-    if found["status"] == "infeasible" and request.budget_bytes is None:
-        budget = (found["smallest_budget_bytes"] + off.peak_bytes) // 2
-        found = _ask_plan(request, budget)
-    if not found["ok"]:
-        least = format_bytes(found["smallest_budget_bytes"])
-        reason = found.get("verdict") or f"nothing fits into {format_bytes(budget)}; the least found is {least}"
+    answer = _ask_plan(request, budget)
+    if answer["status"] == "infeasible" and request.budget_bytes is None:
+        budget = (answer["smallest_budget_bytes"] + off.peak_bytes) // 2
+        answer = _ask_plan(request, budget)
+    if not answer["ok"]:
+        smallest = format_bytes(answer["smallest_budget_bytes"])
+        reason = answer.get("verdict") or f"nothing fits into {format_bytes(budget)}; the least found is {smallest}"
         return Variant("plan", TITLES["plan"], str(file), skipped=reason, budget_bytes=budget)
     simulated = simulate(request, "plan")[1]
     return Variant("plan", f"{TITLES['plan']} for {format_bytes(budget)}", str(file), simulated, budget_bytes=budget)
@@ -224,22 +224,22 @@ def _run_variants(request: ProofRequest, proof: Proof) -> Iterator[Proof]:
     for index, variant in enumerate(proof.variants):
         if variant.skipped:
             continue
-        before, behind = proof.variants[:index], proof.variants[index + 1 :]
+        before, after = proof.variants[:index], proof.variants[index + 1 :]
         measured = _run(request, proof, variant)
         variant = replace(variant, measured=measured)
-        proof = replace(proof, variants=(*before, variant, *behind))
+        proof = replace(proof, variants=(*before, variant, *after))
         yield proof
         if variant.name != "off":
             request.report_status(f"{variant.name}: compiled graph and log lines")
             words = ["verify", "--json", variant.config, "--log", str(request.folder / variant.name / "logs")]
             answer = ask(words)
-            said = answer.data or {"error": answer.error or f"mindswap verify: exit code {answer.exit_code}"}
-            variant = replace(variant, effect=said)
-            proof = replace(proof, variants=(*before, variant, *behind))
+            effect = answer.data or {"error": answer.error or f"mindswap verify: exit code {answer.exit_code}"}
+            variant = replace(variant, effect=effect)
+            proof = replace(proof, variants=(*before, variant, *after))
             yield proof
         if measured.exit_code and not measured.is_out_of_memory:
             # The same error would stop the other runs, so they are skipped.
-            rest = (replace(other, skipped=f"{variant.name} failed") for other in behind)
+            rest = (replace(other, skipped=f"{variant.name} failed") for other in after)
             yield replace(proof, variants=(*before, variant, *rest))
             return
     yield calibrated(request, proof)
@@ -274,8 +274,8 @@ def _data_files(folder: Path) -> dict[Path, bytes]:
 
 def calibrated(request: ProofRequest, proof: Proof) -> Proof:
     """Calibrate the device from the profile of a run and repeat the simulations; prefer a run with copies."""
-    found = {variant.name: variant.measured.profile for variant in proof.variants if variant.measured is not None}
-    profile = next((found[name] for name in ("plan", "yaml", "off") if found.get(name) is not None), None)
+    profiles = {variant.name: variant.measured.profile for variant in proof.variants if variant.measured is not None}
+    profile = next((profiles[name] for name in ("plan", "yaml", "off") if profiles.get(name) is not None), None)
     if profile is None:
         reason = "no profile" if not proof.is_profiled else "no profile of a device: a CPU has no kernels to fit"
         return replace(proof, calibration_problem=reason)

@@ -44,8 +44,8 @@ def _check_run(proof: Proof, variant: Variant) -> Iterator[Check]:
     counts = {len(worker.steps) for worker in measured.workers}
     spread = " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "no"
     seen = f"{spread} steps in {len(measured.workers)} workers, exit code {measured.exit_code}"
-    is_whole = measured.exit_code == 0 and counts == {proof.num_steps} and len(measured.workers) == proof.num_workers
-    if is_whole:
+    is_complete = measured.exit_code == 0 and counts == {proof.num_steps} and len(measured.workers) == proof.num_workers
+    if is_complete:
         yield Check(variant.name, "training", expected, seen, Verdict.PASS)
     elif measured.is_out_of_memory and variant.name == "off":
         # To need more than there is may be why the configuration swaps; the others must run.
@@ -58,20 +58,22 @@ def _check_run(proof: Proof, variant: Variant) -> Iterator[Check]:
 
 
 def _check_effect(variant: Variant) -> Iterator[Check]:
-    said = variant.effect or {}
+    effect = variant.effect or {}
     name, expected = "compiled graph", "does what the configuration asks, no more and no less"
-    layers, logs = said.get("layers"), said.get("logs")
-    if said.get("error"):
-        yield Check(variant.name, name, expected, "could not be compiled", Verdict.FAIL, said["error"])
+    layers, logs = effect.get("layers"), effect.get("logs")
+    if effect.get("error"):
+        yield Check(variant.name, name, expected, "could not be compiled", Verdict.FAIL, effect["error"])
     elif layers:
         num_pairs, size = (sum(layer.get(key, 0) for layer in layers) for key in ("num_pairs", "swapped_bytes"))
         # `ok` of the answer is that of graph and logs together.
-        is_ok = all(layer["ok"] for layer in layers) and bool(said["ok"] or (logs and not logs["ok"]))
+        is_ok = all(layer["ok"] for layer in layers) and bool(effect["ok"] or (logs and not logs["ok"]))
         seen, reason = f"{num_pairs} copies out and back, {format_bytes(size)}", f"mindswap verify {variant.config}"
         yield Check(variant.name, name, expected, seen, _verdict(is_ok), "" if is_ok else reason)
     if logs:
         seen, expected = "they do" if logs["ok"] else "they do not", "all workers log the policy as specified"
-        findings = [f"{one['level']}: {one['message']}" for one in logs["findings"] if one["level"] != "note"]
+        findings = [
+            f"{finding['level']}: {finding['message']}" for finding in logs["findings"] if finding["level"] != "note"
+        ]
         yield Check(variant.name, "log lines", expected, seen, _verdict(logs["ok"]), "; ".join(findings))
 
 
@@ -148,8 +150,8 @@ def _budget(variant: str, budget_bytes: int, peak_bytes: int | None) -> Check:
 
 
 def _overlap(variant: str, measured: MeasuredRun, simulated: Simulated, is_cpu: bool) -> Check:
-    least = max(0, (simulated.hidden_permille or 0) - OVERLAP_PERMILLE)
-    expected = f"at least {least / 10:g} % of {format_time(simulated.copy_ns)} hidden"
+    minimum_permille = max(0, (simulated.hidden_permille or 0) - OVERLAP_PERMILLE)
+    expected = f"at least {minimum_permille / 10:g} % of {format_time(simulated.copy_ns)} hidden"
     overlap = measured.overlap
     if is_cpu or overlap is None:
         reason = _NO_COPIES if is_cpu else "no profile with kernels of a device"
@@ -161,4 +163,6 @@ def _overlap(variant: str, measured: MeasuredRun, simulated: Simulated, is_cpu: 
         f"{overlap.hidden_permille / 10:g} % of {format_time(overlap.copy_ns)} hidden under compute, "
         f"{format_time(overlap.exposed_ns)} exposed"
     )
-    return Check(variant, "copies overlap compute", expected, seen, _verdict(overlap.hidden_permille >= least))
+    return Check(
+        variant, "copies overlap compute", expected, seen, _verdict(overlap.hidden_permille >= minimum_permille)
+    )

@@ -92,15 +92,15 @@ def format_proof_html(proof: Proof) -> str:
 
 def _cards(proof: Proof) -> Iterable[tuple[str, str, str, str]]:
     counts = count_verdicts(proof)
-    judged = "bad" if counts[Verdict.FAIL] or proof.is_interrupted else "good"
-    yield "checks that hold", f"{counts[Verdict.PASS]} of {len(proof.checks)}", verdict_line(proof), judged
+    badge = "bad" if counts[Verdict.FAIL] or proof.is_interrupted else "good"
+    yield "checks that hold", f"{counts[Verdict.PASS]} of {len(proof.checks)}", verdict_line(proof), badge
     for variant in proof.variants:
-        step, beside = variant.figures[0], variant.skipped
+        step, remark = variant.figures[0], variant.skipped
         value = format_time(step.measured) if step.measured is not None else "not timed"
         if step.simulated is not None:
             where = " on the device" if proof.target == "CPU" else ""
-            beside = f"{format_time(step.simulated)} simulated{where}"
-        yield f"{variant.name}: step on {proof.target}", value, f"{beside}; {variant.title}", ""
+            remark = f"{format_time(step.simulated)} simulated{where}"
+        yield f"{variant.name}: step on {proof.target}", value, f"{remark}; {variant.title}", ""
     yield "the whole proof took", format_time(round(proof.wall_s * 1e9)), "", ""
 
 
@@ -111,5 +111,7 @@ def _losses(proof: Proof) -> dict[str, list[Any]]:
         for variant in proof.variants
         if variant.measured is not None and variant.measured.workers and variant.measured.workers[-1].steps
     }
-    values = {n: [own.get(n) for own in losses.values()] for n in sorted(set[int]().union(*losses.values()))}
+    values = {
+        n: [run_losses.get(n) for run_losses in losses.values()] for n in sorted(set[int]().union(*losses.values()))
+    }
     return {"runs": list(losses), "rows": [(number, row[0], row) for number, row in values.items()]} if losses else {}

@@ -79,7 +79,7 @@ class MeasuredRun:
         """Median step time of the slowest worker, without the first (compiling) and the profiled step; None if none."""
         timed = (worker.steps[1 : len(worker.steps) - self.is_profiled] for worker in self.workers)
         times = [sorted(step.duration_ns for step in steps) for steps in timed if steps]
-        return max((own[len(own) // 2] for own in times), default=None)
+        return max((run_times[len(run_times) // 2] for run_times in times), default=None)
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,10 @@ class Variant:
             ]
         both = (self.simulated, self.calibrated)
         return tuple(
-            RunFigure(name, form, getattr(measured, own, None), *(getattr(each, key, None) for each in both))
-            for name, form, measured, own, key in rows
+            RunFigure(
+                name, form, getattr(measured, attribute, None), *(getattr(simulation, key, None) for simulation in both)
+            )
+            for name, form, measured, attribute, key in rows
         )
 
 

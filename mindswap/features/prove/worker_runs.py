@@ -23,7 +23,7 @@ from mindswap.simulator.profile.overlap import Overlap, trace_overlap
 from mindswap.simulator.profile.trace import read_events
 
 POLL_S = 0.3
-SAY_EVERY_S = 15.0
+REPORT_INTERVAL_S = 15.0
 # Timeout of the workers' start.
 CLUSTER_TIMEOUT_S = 300
 
@@ -52,10 +52,10 @@ def run_workers(source: Path, config: Path, folder: Path, num_workers: int, repo
     Returns:
         Exit code of the training.
     """
-    place = folder.absolute()
+    folder_path = folder.absolute()
     num_local = num_workers // (cluster.num_nodes if cluster else 1)
     options = ["--run_mode", "train", "--use_parallel", str(num_workers > 1)]
-    options += ["--output_dir", str(place / "output"), "--profile_output", str(place)]
+    options += ["--output_dir", str(folder_path / "output"), "--profile_output", str(folder_path)]
     msrun = [f"--worker_num={num_workers}", f"--local_worker_num={num_local}"]
     msrun += [f"--cluster_time_out={CLUSTER_TIMEOUT_S}", *(["--bind_core=True"] if has_cards() else [])]
     command = TrainingCommand(
@@ -63,10 +63,10 @@ def run_workers(source: Path, config: Path, folder: Path, num_workers: int, repo
         master_port=free_port(),
     )  # fmt: skip
     files = cluster.files if cluster else None
-    task = NodeTask(command, place, place, place, num_workers > 1, cluster is None, files=files)
+    task = NodeTask(command, folder_path, folder_path, folder_path, num_workers > 1, cluster is None, files=files)
     nodes = RayNodes(cluster.address, cluster.num_nodes, 0, task) if cluster else Nodes(task)
     nodes.connect()
-    logs = attempt_folder(place, 1)
+    logs = attempt_folder(folder_path, 1)
     try:
         nodes.prepare(1, config.read_text("utf-8"), None, (), nodes.choose_port(may_differ=True))
         nodes.open(1)
@@ -81,21 +81,21 @@ def run_workers(source: Path, config: Path, folder: Path, num_workers: int, repo
         nodes.stop_all()
         nodes.close()
         if logs.exists():
-            logs.rename(place / "logs")
+            logs.rename(folder_path / "logs")
     return 0 if event.outcome is Outcome.FINISHED else event.exit_code
 
 
 def _watch(nodes: Nodes, report_status: Callable[[str], None]) -> Ended:
     """Wait for the end of the training, and return its reason."""
-    said_s, said = time.monotonic(), 0
+    reported_s, reported_step = time.monotonic(), 0
     while not nodes.is_over():
         time.sleep(POLL_S)
         seen = nodes.look()
-        if time.monotonic() - said_s >= SAY_EVERY_S:
-            said_s = time.monotonic()
-            if seen.step != said or not seen.step:
+        if time.monotonic() - reported_s >= REPORT_INTERVAL_S:
+            reported_s = time.monotonic()
+            if seen.step != reported_step or not seen.step:
                 report_status(f"    step {seen.step}/{seen.num_steps}" if seen.step else "    starting and compiling")
-            said = seen.step
+            reported_step = seen.step
     event = nodes.explain()
     nodes.stop_all()
     return event
@@ -162,11 +162,11 @@ def _read_steps(log: Path) -> tuple[ReportedStep, ...]:
 
 def _read_profile(folder: Path) -> tuple[str | None, Overlap | None]:
     """Return the folder of a device profile and the overlap of its copies; None without kernels of a device."""
-    found = sorted(folder.glob(f"**/{KERNELS}"))
-    if not found:
+    kernel_files = sorted(folder.glob(f"**/{KERNELS}"))
+    if not kernel_files:
         return None, None
-    place = found[0].parent
+    profile = kernel_files[0].parent
     try:
-        return str(place), trace_overlap(read_events(place / TRACE))
+        return str(profile), trace_overlap(read_events(profile / TRACE))
     except CostError:
-        return str(place), None
+        return str(profile), None

@@ -155,14 +155,14 @@ def outside_line(model: StepModel, device: Device) -> str:
     """Describe device memory that MindSpore does not manage, so that no budget includes it; "" without any."""
     if not model.outside_bytes:
         return ""
-    left_bytes = max(device.memory_bytes - max(device.usable_memory_bytes, model.settings.pool_limit_bytes), 0)
+    unmanaged_bytes = max(device.memory_bytes - max(device.usable_memory_bytes, model.settings.pool_limit_bytes), 0)
     names = model.settings.communicators
     communicators = f"{format_count(len(names), 'communicator')} ({', '.join(names)})"
-    left = f"of {format_bytes(left_bytes)} that are left"
-    if model.outside_bytes > left_bytes:
-        left = f"but only {format_bytes(left_bytes)} are left: lower max_device_memory or HCCL_BUFFSIZE"
+    remainder = f"of {format_bytes(unmanaged_bytes)} that are left"
+    if model.outside_bytes > unmanaged_bytes:
+        remainder = f"but only {format_bytes(unmanaged_bytes)} are left: lower max_device_memory or HCCL_BUFFSIZE"
     size = format_bytes(model.outside_bytes)
-    return f"outside the pool  {size} of HCCL buffers, 2 for each of {communicators}, {left}"
+    return f"outside the pool  {size} of HCCL buffers, 2 for each of {communicators}, {remainder}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,8 +44,10 @@ def write_simulated(report: SimulationReport, folder: Path) -> None:
     """
     cards = report.num_cards // len(report.stages)
     ranks = ((stage.stage * cards, simulated_files(report, stage, stage.stage * cards)) for stage in report.stages)
-    what = f"simulated step on {report.device_title}; sizes of communication and waits for other ranks: not known, 0"
-    write_folders(folder, ranks, report.title, what)
+    description = (
+        f"simulated step on {report.device_title}; sizes of communication and waits for other ranks: not known, 0"
+    )
+    write_folders(folder, ranks, report.title, description)
 
 
 def simulated_files(report: SimulationReport, stage: StageReport, rank: int) -> Files:
@@ -54,13 +56,13 @@ def simulated_files(report: SimulationReport, stage: StageReport, rank: int) -> 
     times = {name: _spans(rows, kinds) for name, kinds in (("compute", _COMPUTES), ("communication", _COMMUNICATES))}
     bubble = _spans(rows, (BarKind.BUBBLE,))
     pieces = _simulated_pieces(report, stage)
-    whole: Spans = [(0, report.step_time_ns)]
-    alone = _without(times["communication"], times["compute"])
+    step: Spans = [(0, report.step_time_ns)]
+    exposed = _without(times["communication"], times["compute"])
     overlap = {
         "Computing": times["compute"],
         "Communication": times["communication"],
-        "Communication(Not Overlapped)": alone,
-        "Free": _without(_without(whole, times["compute"]), times["communication"]),
+        "Communication(Not Overlapped)": exposed,
+        "Free": _without(_without(step, times["compute"]), times["communication"]),
     }
     return {
         "trace_view.json": json.dumps([*_names(), *_kernel_events(rows), *_overlap_events(overlap)]),
@@ -98,17 +100,17 @@ def _spans(rows: Sequence[NamedBar], kinds: Sequence[BarKind]) -> Spans:
     return union((row.start_ns, row.start_ns + row.duration_ns) for row in rows if row.kind in kinds)
 
 
-def _without(spans: Spans, taken: Spans) -> Spans:
-    """Return the parts of `spans` that do not overlap with `taken`."""
+def _without(spans: Spans, excluded: Spans) -> Spans:
+    """Return the parts of `spans` that do not overlap with `excluded`."""
     edges = [(time, step) for span in spans for time, step in zip(span, (1, -1), strict=True)]
-    edges += [(time, step) for span in taken for time, step in zip(span, (-2, 2), strict=True)]
-    left: Spans = []
+    edges += [(time, step) for span in excluded for time, step in zip(span, (-2, 2), strict=True)]
+    remaining: Spans = []
     depth = since = 0  # 1: in a span, and in none that is taken
     for time, step in sorted(edges):
         if depth == 1 and since < time:
-            left.append((since, time))
+            remaining.append((since, time))
         depth, since = depth + step, time
-    return left
+    return remaining
 
 
 def _us(time_ns: int) -> float:
@@ -127,21 +129,21 @@ def _names() -> list[dict[str, Any]]:
     return trace_names(_PROCESSES, threads)
 
 
-def _slice(name: str, process: int, thread: int, start_ns: int, duration_ns: int, what: Any) -> dict[str, Any]:
+def _slice(name: str, process: int, thread: int, start_ns: int, duration_ns: int, arguments: Any) -> dict[str, Any]:
     times = {"ts": f"{_us(start_ns):.3f}", "dur": duration_ns / 1000}
-    return {"ph": "X", "name": name, "pid": process, "tid": thread, **times, "args": what}
+    return {"ph": "X", "name": name, "pid": process, "tid": thread, **times, "args": arguments}
 
 
 def _kernel_events(rows: Sequence[NamedBar]) -> Iterable[dict[str, Any]]:
     for position, row in enumerate(rows):
         if row.kind in _COMMUNICATES:
-            what = {"simulated": True, "operator": row.name}
-            yield _slice(_hcom_name(row, position), COMMUNICATION, row.lane, row.start_ns, row.duration_ns, what)
+            arguments = {"simulated": True, "operator": row.name}
+            yield _slice(_hcom_name(row, position), COMMUNICATION, row.lane, row.start_ns, row.duration_ns, arguments)
             continue
-        what = {"Model Id": 0, "Task Type": _task(row), "Stream Id": row.lane, "Task Id": position}
+        arguments = {"Model Id": 0, "Task Type": _task(row), "Stream Id": row.lane, "Task Id": position}
         if row.size_bytes:
-            what["size(B)"] = row.size_bytes
-        yield _slice(row.name, HARDWARE, row.lane, row.start_ns, row.duration_ns, what)
+            arguments["size(B)"] = row.size_bytes
+        yield _slice(row.name, HARDWARE, row.lane, row.start_ns, row.duration_ns, arguments)
 
 
 def _task(row: NamedBar) -> str:
@@ -188,21 +190,28 @@ def _length(spans: Spans) -> int:
 
 def _communication(rows: Sequence[NamedBar]) -> dict[str, Any]:
     """Return the times of each collective; waits for other ranks and sizes are not simulated, and are 0."""
-    found: dict[str, dict[str, Any]] = {"p2p": {}, "collective": {}}
+    times_by_kind: dict[str, dict[str, Any]] = {"p2p": {}, "collective": {}}
     for position, row in enumerate(rows):
         if row.kind not in _COMMUNICATES:
             continue
         kind = "collective" if row.kind is BarKind.COLLECTIVE else "p2p"
-        found[kind][f"{_hcom_name(row, position)}@0"] = _communication_figures(row.duration_ns, row.start_ns)
+        times_by_kind[kind][f"{_hcom_name(row, position)}@0"] = _communication_figures(row.duration_ns, row.start_ns)
     total = sum(row.duration_ns for row in rows if row.kind is BarKind.COLLECTIVE)
-    found["collective"]["Total Op Info"] = _communication_figures(total)  # readers want it, without any, too
-    return found
+    times_by_kind["collective"]["Total Op Info"] = _communication_figures(total)  # readers want it, without any, too
+    return times_by_kind
 
 
 def _communication_figures(duration_ns: int, start_ns: int | None = None) -> dict[str, Any]:
-    took = duration_ns / 1e6
-    times = {"Elapse Time(ms)": took, "Transit Time(ms)": took, "Wait Time(ms)": 0, "Synchronization Time(ms)": 0,
-             "Idle Time(ms)": 0, "Wait Time Ratio": 0, "Synchronization Time Ratio": 0}  # fmt: skip
+    duration_ms = duration_ns / 1e6
+    times = {
+        "Elapse Time(ms)": duration_ms,
+        "Transit Time(ms)": duration_ms,
+        "Wait Time(ms)": 0,
+        "Synchronization Time(ms)": 0,
+        "Idle Time(ms)": 0,
+        "Wait Time Ratio": 0,
+        "Synchronization Time Ratio": 0,
+    }
     start = {} if start_ns is None else {"Start Timestamp(us)": _us(start_ns)}
     none = {"Transit Size(MB)": 0, "Transit Time(ms)": 0, "Bandwidth(GB/s)": 0, "Large Packet Ratio": 0,
             "Size Distribution": {}}  # fmt: skip
@@ -214,7 +223,7 @@ def _simulated_pieces(report: SimulationReport, stage: StageReport) -> list[Piec
     """Return the memory of the stage: static parts without an end, and every allocation."""
     timeline, program = report.timeline, report.timeline.program
     begin_ns, end_ns = interval_times(timeline)
-    own = np.flatnonzero(
+    intervals = np.flatnonzero(
         (program.intervals.stage == stage.stage) & (begin_ns < end_ns) & (program.intervals.size_bytes > 0)
     )
     ops = np.arange(program.stage_starts[stage.stage], program.stage_starts[stage.stage + 1])
@@ -225,8 +234,8 @@ def _simulated_pieces(report: SimulationReport, stage: StageReport) -> list[Piec
 
     last = max(len(starts) - 1, 0)
     pieces = [Piece(name, size, START_US, None, 0, last) for name, size in stage.static_parts if size]
-    own = own[np.argsort(begin_ns[own], kind="stable")]
-    columns = (own.tolist(), nodes(begin_ns[own], "right"), nodes(end_ns[own], "left"))
+    intervals = intervals[np.argsort(begin_ns[intervals], kind="stable")]
+    columns = (intervals.tolist(), nodes(begin_ns[intervals], "right"), nodes(end_ns[intervals], "left"))
     for interval, first_node, last_node in zip(*columns, strict=True):
         name = str(program.labels[program.intervals.label[interval]])
         times = _us(int(begin_ns[interval])), _us(int(end_ns[interval]))

@@ -66,7 +66,7 @@ def _peak_lines(stage: StageReport) -> list[str]:
     parts = [(size_bytes, name) for name, size_bytes in stage.static_parts if size_bytes]
     parts += [(holder.size_bytes, describe_holder(holder)) for holder in stage.holders[:NUM_HOLDERS]]
     lines = [f"at the peak of stage {stage.stage} the device holds:"]
-    lines += [f"    {format_bytes(size_bytes):>10}  {what}" for size_bytes, what in parts]
+    lines += [f"    {format_bytes(size_bytes):>10}  {name}" for size_bytes, name in parts]
     return lines + _rest([holder.size_bytes for holder in stage.holders[NUM_HOLDERS:]], format_bytes)
 
 
@@ -96,7 +96,7 @@ def simulation_to_json(report: SimulationReport) -> dict[str, Any]:
 
 
 def _stage_to_json(stage: StageReport, step_ns: int) -> dict[str, Any]:
-    whole = max(1, step_ns)
+    duration_ns = max(1, step_ns)
     return {
         "stage": stage.stage,
         "peak_bytes": stage.peak_bytes,
@@ -113,7 +113,7 @@ def _stage_to_json(stage: StageReport, step_ns: int) -> dict[str, Any]:
         "exposed_communication_ns": stage.communication_ns,
         "copied_out_bytes": stage.swapped_bytes,
         "copied_in_bytes": stage.swapped_bytes,
-        "link_out_use": stage.offload_busy_ns / whole,
-        "link_in_use": stage.prefetch_busy_ns / whole,
+        "link_out_use": stage.offload_busy_ns / duration_ns,
+        "link_in_use": stage.prefetch_busy_ns / duration_ns,
         "host_bytes": stage.host_bytes,
     }

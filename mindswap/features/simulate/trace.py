@@ -99,7 +99,7 @@ def _counters(stage: StageReport) -> Iterator[dict[str, Any]]:
     columns = memory.by_kind_bytes[list(kinds)].T.tolist()
     process = _process(stage.stage)
     for time_ns, sizes in zip(memory.time_ns.tolist(), columns, strict=True):
-        held = {"static": stage.static_bytes, **dict(zip(kinds.values(), sizes, strict=True))}
+        sizes_by_kind = {"static": stage.static_bytes, **dict(zip(kinds.values(), sizes, strict=True))}
         event = {"ph": "C", "pid": process, "tid": 0, "ts": time_ns / 1000}
-        yield {**event, "name": "memory by kind (bytes)", "args": held}
-        yield {**event, "name": "memory (bytes)", "args": {"all": sum(held.values())}}
+        yield {**event, "name": "memory by kind (bytes)", "args": sizes_by_kind}
+        yield {**event, "name": "memory (bytes)", "args": {"all": sum(sizes_by_kind.values())}}

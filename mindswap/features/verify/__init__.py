@@ -91,19 +91,19 @@ def verify(
     config = file_name(path)
     document = load_document(config)
     checked = check_document(document)
-    asked = checked.require_policy()
+    requested = checked.require_policy()
     workers = read_worker_logs(file_name(logs), progress) if logs is not None else None
-    policy = asked if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
-    found = _verify_graph(document, checked, policy, rank, use_cache, brief)
+    policy = requested if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
+    verification = _verify_graph(document, checked, policy, rank, use_cache, brief)
     if workers is None:
-        return found
+        return verification
     has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in workers)
     predicted = _predict_peak(document, use_cache) if has_peaks else None
     num_stages = read_pipeline(document).num_stages
-    report = compare_logs(found.log_lines, workers, predicted, num_stages)
-    is_ok = found.matches_policy and report.is_ok
-    data = {**found.data, "ok": is_ok, "logs": logs_to_json(report)}
-    return Verification(is_ok, f"{found.text}\n\n{format_logs(report)}", data, found.log_lines)
+    report = compare_logs(verification.log_lines, workers, predicted, num_stages)
+    is_ok = verification.matches_policy and report.is_ok
+    data = {**verification.data, "ok": is_ok, "logs": logs_to_json(report)}
+    return Verification(is_ok, f"{verification.text}\n\n{format_logs(report)}", data, verification.log_lines)
 
 
 def _predict_peak(document: Document, use_cache: bool) -> int | None:
@@ -158,16 +158,19 @@ def _answer_swap(
     named = [entry.layers for entry in policy.layer_swap] + [entry.layers for entry in policy.op_swap]
     asks_for_swap = any(effect.layer_index in layers for layers in named for effect in effects)
     # Layers of multi-token prediction follow the decoder layers and share the index of the last one.
-    behind = [pair for pair in swapped.graph.swap_pairs if pair.producer.layer_index is None]
-    has_pairs = bool(behind) or any(effect.pairs for effect in effects)
+    outside_layers = [pair for pair in swapped.graph.swap_pairs if pair.producer.layer_index is None]
+    has_pairs = bool(outside_layers) or any(effect.pairs for effect in effects)
     is_ok = all(effect.matches_policy for effect in effects) and has_pairs == asks_for_swap
     notes = _notes(swapped, placement)
-    if behind:
-        size = format_bytes(sum(pair.copy_out.size_bytes for pair in behind))
-        notes = (*notes, f"behind the layers, as in multi-token prediction: {len(behind)} MoveTo pairs, {size} swapped")
+    if outside_layers:
+        size = format_bytes(sum(pair.copy_out.size_bytes for pair in outside_layers))
+        notes = (
+            *notes,
+            f"behind the layers, as in multi-token prediction: {len(outside_layers)} MoveTo pairs, {size} swapped",
+        )
     text, data = format_effect(effects, is_ok, notes), effect_to_json(effects, is_ok, notes)
-    is_whole = placement is None or placement.num_stages == 1
-    return Verification(is_ok, text, data, _expected_lines(document, policy, swapped, is_whole, num_layers))
+    has_all_stages = placement is None or placement.num_stages == 1
+    return Verification(is_ok, text, data, _expected_lines(document, policy, swapped, has_all_stages, num_layers))
 
 
 def _answer_recompute(
@@ -185,10 +188,10 @@ def _notes(compiled: "Capture", placement: RankPlacement | None) -> tuple[str, .
 
 
 def _expected_lines(
-    document: Document, policy: Policy, swapped: "Capture", is_whole: bool, num_layers: int | None
+    document: Document, policy: Policy, swapped: "Capture", has_all_stages: bool, num_layers: int | None
 ) -> tuple[tuple[str, ...], ...]:
     """Return, for each layer of the model, the lines that every worker should log: each worker builds all layers."""
-    if is_whole or num_layers is None:
+    if has_all_stages or num_layers is None:
         layers = tuple(swapped.layers[position] for position in swapped.sample.layer_map)
     else:
         layers = read_real_trees(document.file, num_layers).layers
@@ -219,25 +222,26 @@ def verify_policy(
         dataclasses.replace(resolve_layer(policy, index, tree), layer_index=position)
         for position, (index, tree) in enumerate(zip(swapped.sample.indices, swapped.layers, strict=True))
     ]
-    found: tuple[LayerEffect, ...] = ()
+    effects: tuple[LayerEffect, ...] = ()
     if brief:
-        found = tuple(
+        effects = tuple(
             dataclasses.replace(effect, kept_before_bytes=None)
             for effect in compare_effect(decided, swapped.graph, swapped.graph)
         )
-    if not brief or not all(effect.matches_policy for effect in found):
+    if not brief or not all(effect.matches_policy for effect in effects):
         without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
         baseline, like = compile_with(document, swapped, without_swap, placement, use_cache)
-        found = compare_effect(decided, baseline.graph, swapped.graph, like)
+        effects = compare_effect(decided, baseline.graph, swapped.graph, like)
     if gathers_sequence(document):
-        found = tuple(
+        effects = tuple(
             dataclasses.replace(
-                effect, wasted=tuple(one for one in effect.wasted if not is_replaced_by_gather(swapped.graph, one))
+                effect,
+                wasted=tuple(storage for storage in effect.wasted if not is_replaced_by_gather(swapped.graph, storage)),
             )
-            for effect in found
+            for effect in effects
         )
     effects = tuple(
-        dataclasses.replace(found[position], layer_index=index)
+        dataclasses.replace(effects[position], layer_index=index)
         for index, position in zip(layer_indices(swapped, placement), swapped.sample.layer_map, strict=True)
     )
     return effects, swapped

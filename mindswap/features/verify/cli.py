@@ -47,5 +47,5 @@ def run(args: argparse.Namespace) -> int:
             if number == total:
                 bar.close()
 
-        found = verify(args.config, args.rank, args.log, not args.no_cache, show, args.brief)
-    return answer(args, found.data, found, found.matches_policy)
+        verification = verify(args.config, args.rank, args.log, not args.no_cache, show, args.brief)
+    return answer(args, verification.data, verification, verification.matches_policy)

@@ -23,10 +23,10 @@ class LogFinding:
 # Limit of missing logs that a finding names, because the number in a file name can be arbitrarily large.
 MAX_NAMED = 10_000
 # Level, message and fix of a finding, the key by which workers are grouped.
-_Said = tuple[Level, str, str]
+_Message = tuple[Level, str, str]
 
 
-def _said(name: str, **values: object) -> _Said:
+def _message(name: str, **values: object) -> _Message:
     """Format the finding of this name in `data/logs/findings.yaml`."""
     text = package_data("logs/findings.yaml")[name]
     return Level(text["level"]), text["message"].format(**values), text.get("fix", "")
@@ -80,19 +80,19 @@ def compare_logs(
     wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
     is_any_finished = any(log.is_finished for log in logs)
     # Workers with equal findings are grouped.
-    workers: dict[_Said, list[int]] = {}
+    workers: dict[_Message, list[int]] = {}
     for log in logs:
-        for said in _examine(log, wanted, is_any_finished):
-            workers.setdefault(said, []).append(log.worker)
-    found = [*_find_missing_logs(logs)]
-    found += [LogFinding(tuple(sorted(set(same))), *said) for said, same in workers.items()]
+        for message in _examine(log, wanted, is_any_finished):
+            workers.setdefault(message, []).append(log.worker)
+    findings = [*_find_missing_logs(logs)]
+    findings += [LogFinding(tuple(sorted(set(same))), *message) for message, same in workers.items()]
     memory = {log.worker: log.memory for log in logs if log.memory != MemoryStatistics()}
     order = list(Level)
-    errors_first = tuple(sorted(found, key=lambda finding: order.index(finding.level)))
+    errors_first = tuple(sorted(findings, key=lambda finding: order.index(finding.level)))
     nodes = {log.worker: log.node for log in logs if log.node}
     # If logs are missing, the stage of a worker is unknown.
-    is_whole = not logs or (max(log.worker for log in logs) == len(logs) - 1 and len(logs) % num_stages == 0)
-    stages = num_stages if is_whole else 1
+    has_all_workers = not logs or (max(log.worker for log in logs) == len(logs) - 1 and len(logs) % num_stages == 0)
+    stages = num_stages if has_all_workers else 1
     return LogReport(len(logs), errors_first, memory, nodes, stages, predicted_peak_bytes)
 
 
@@ -100,50 +100,50 @@ def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[LogFinding]:
     """Report missing logs by gaps in the worker numbers, because the number of workers is unknown."""
     present = {log.worker for log in logs}
     if not present:
-        yield LogFinding((), *_said("no-logs"))
+        yield LogFinding((), *_message("no-logs"))
     elif missing := tuple(islice((n for n in range(min(present), max(present)) if n not in present), MAX_NAMED)):
-        yield LogFinding(missing, *_said("no-log"))
+        yield LogFinding(missing, *_message("no-log"))
     elif min(present):
-        yield LogFinding(tuple(range(min(present))[:MAX_NAMED]), *_said("no-log-here"))
+        yield LogFinding(tuple(range(min(present))[:MAX_NAMED]), *_message("no-log-here"))
 
 
-def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Said]:
+def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Message]:
     if log.problem:
-        yield _said("unreadable", problem=log.problem)
+        yield _message("unreadable", problem=log.problem)
     elif not log.size_bytes and not log.set_lines:
-        yield _said("empty")
+        yield _message("empty")
     else:
         yield from _compare_lines(log, wanted)
         yield from _examine_run(log, is_any_finished)
 
 
-def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Said]:
+def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Message]:
     """Compare the `Set ...` lines with those of the policy."""
     # If unmatched pieces remain, a line joined from pieces may be wrong.
     sure = [line for line in log.set_lines if not (line.is_repaired and log.broken_lines)]
     own = {line.text: line for line in sure if not line.is_upstream}
     if log.has_upstream_swap or len(own) < len(sure):
-        yield _said("upstream", also=", mindswap's are there too" if own else "")
+        yield _message("upstream", also=", mindswap's are there too" if own else "")
         if not own:
             return
     has_started = bool(log.is_finished or log.last_step)
     if wanted and not own and not log.broken_lines and has_started:
-        yield _said("nothing-set")
+        yield _message("nothing-set")
         return
     missing = [line for text, line in wanted.items() if text not in own]
     foreign = [line for text, line in own.items() if text not in wanted]
     other = [line for line in foreign if any(_is_same_place(line, asked) for asked in missing)]
     if other:
         asked = next(asked for asked in missing if _is_same_place(other[0], asked))
-        yield _said("other-policy", layers=_layers(other), logged=other[0].text, asked=asked.text)
+        yield _message("other-policy", layers=_layers(other), logged=other[0].text, asked=asked.text)
     if extra := [line for line in foreign if line not in other]:
-        yield _said("more", layers=_layers(extra), logged=extra[0].text)
+        yield _message("more", layers=_layers(extra), logged=extra[0].text)
     if gone := [line for line in missing if not any(_is_same_place(line, there) for there in other)]:
-        yield _said("gone" if has_started else "not-yet", layers=_layers(gone), asked=gone[0].text)
+        yield _message("gone" if has_started else "not-yet", layers=_layers(gone), asked=gone[0].text)
     if log.broken_lines:
-        yield _said("broken" if missing else "broken-beside", piece=log.broken_lines[0])
+        yield _message("broken" if missing else "broken-beside", piece=log.broken_lines[0])
     if log.num_lines_left_out:
-        yield _said("too-many", count=log.num_lines_left_out)
+        yield _message("too-many", count=log.num_lines_left_out)
 
 
 def _is_same_place(first: SetLine, second: SetLine) -> bool:
@@ -154,26 +154,26 @@ def _layers(lines: Sequence[SetLine]) -> str:
     return name_indices("layer", (line.layer_index for line in lines))
 
 
-def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterator[_Said]:
+def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterator[_Message]:
     """Report findings about the run: lazy_inline, memory, and how it ended."""
     if log.num_offload_warnings:
-        yield _said("dropped-on-cpu" if log.is_cpu_run else "dropped")
+        yield _message("dropped-on-cpu" if log.is_cpu_run else "dropped")
     elif log.is_cpu_run:
-        yield _said("on-cpu")
+        yield _message("on-cpu")
     elif log.set_lines and not log.has_upstream_swap and not log.is_lazy_inline_on:
-        yield _said("no-lazy-inline")
+        yield _message("no-lazy-inline")
     at = f" at step {log.last_step}" if log.last_step else " before the first step"
     if log.oom_events:
         event = max(log.oom_events, key=lambda event: (not event.is_host, event.requested_bytes or 0))
         size = f", asked for {event.requested_bytes} bytes" if event.requested_bytes is not None else ""
         where = "host" if event.is_host else "device"
         name = "memory-was-short" if log.is_finished else "out-of-memory"
-        yield _said(name, where=where, form=event.form, size=size, text=event.text)
+        yield _message(name, where=where, form=event.form, size=size, text=event.text)
     elif log.is_finished:
         return
     elif log.last_error:
-        yield _said("failed", at=at, error=without_header(log.last_error))
+        yield _message("failed", at=at, error=without_header(log.last_error))
     else:
         cut = ", in the middle of a line" if log.is_cut_off else ""
         name = "cut-off" if is_any_finished else "unfinished" if log.last_step else "not-begun"
-        yield _said(name, at=at + cut)
+        yield _message(name, at=at + cut)

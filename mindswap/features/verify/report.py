@@ -92,7 +92,7 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
                     }
                     for pair in effect.pairs
                 ],
-                **{key: [_words(found)["name"] for found in getattr(effect, key)] for key in _NAMED},
+                **{key: [_words(finding)["name"] for finding in getattr(effect, key)] for key in _NAMED},
                 "one_way": [node.scope for node in effect.one_way],
                 "one_way_bytes": effect.one_way_bytes,
                 "without_effect": [
@@ -129,24 +129,24 @@ def _row(effect: LayerEffect, unit: str) -> tuple[str, ...]:
 
 def _describe(effect: LayerEffect | RecomputeEffect, kind: str) -> Iterator[str]:
     """Yield a line for each finding, in the order of `data/report/effect.yaml`."""
-    for what, text in package_data("report/effect.yaml")[kind].items():
-        yield from (text.format(**_words(found)) for found in getattr(effect, what))
+    for attribute, text in package_data("report/effect.yaml")[kind].items():
+        yield from (text.format(**_words(finding)) for finding in getattr(effect, attribute))
 
 
-def _words(found: object) -> dict[str, object]:
+def _words(finding: object) -> dict[str, object]:
     """Return the values that the text of a finding can use."""
-    match found:
+    match finding:
         case SwapPair(producer, copy_out, _, prefetch, _):
             return {"name": _name(producer), "tensor": _tensor(copy_out), "prefetch": prefetch}
         case Idle(entry, reason, keeps):
             kept = f"; what it keeps: {', '.join(keeps)}" if keeps else ""
             return {"entry": entry, "reason": reason.value, "kept": kept}
         case SavedStorage(holders=holders, pairs=pairs):
-            size, names = format_bytes(found.copied_bytes), ", ".join(map(_name, holders))
+            size, names = format_bytes(finding.copied_bytes), ", ".join(map(_name, holders))
             return {"size": size, "name": _name(pairs[0].producer), "holders": names}
         case Node():
-            return {"name": _name(found), "tensor": _tensor(found), "cell": found.cell_path}
-    return {"name": found}
+            return {"name": _name(finding), "tensor": _tensor(finding), "cell": finding.cell_path}
+    return {"name": finding}
 
 
 def _name(node: Node) -> str:

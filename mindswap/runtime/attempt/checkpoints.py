@@ -135,7 +135,7 @@ class CheckpointFolder:
         self.folder = folder
         self._ranks = range(first_rank, first_rank + num_ranks)
         self._ignored = frozenset(ignored)
-        self._known: dict[str, SavedStep | None] = {}
+        self._steps_by_mark: dict[str, SavedStep | None] = {}
 
     def folders(self) -> list[Path]:
         """Return the folder and the existing folders of ranks: each may be on a separate disk."""
@@ -144,8 +144,8 @@ class CheckpointFolder:
 
     def marks(self) -> tuple[str, ...]:
         """Return a mark for each existing file, which changes whenever the file is rewritten."""
-        found = (_mark(path) for rank in self._ranks for path in self._files(rank))
-        return tuple(sorted(mark for mark in found if mark))
+        marks = (_mark(path) for rank in self._ranks for path in self._files(rank))
+        return tuple(sorted(mark for mark in marks if mark))
 
     def newest(self) -> Checkpoint | None:
         """Return the newest checkpoint that is complete for every rank; None if there is none."""
@@ -165,18 +165,18 @@ class CheckpointFolder:
         )
 
     def _read(self, rank: int) -> dict[CheckpointKey, Path]:
-        found: dict[CheckpointKey, Path] = {}
+        paths: dict[CheckpointKey, Path] = {}
         last = self._last_complete(rank)
         for path in self._files(rank):
             match, mark = _NAME.fullmatch(path.name), _mark(path)
             if match is None or mark is None or mark in self._ignored:
                 continue
-            if self._known.get(mark) is None:  # incomplete files are read again
-                self._known[mark] = read_saved_step(path)
-            saved = self._known[mark]
+            if self._steps_by_mark.get(mark) is None:  # incomplete files are read again
+                self._steps_by_mark[mark] = read_saved_step(path)
+            saved = self._steps_by_mark[mark]
             if saved and (last is None or saved <= last):
-                found[saved, match["prefix"], match["format"]] = path
-        return found
+                paths[saved, match["prefix"], match["format"]] = path
+        return paths
 
     def _last_complete(self, rank: int) -> SavedStep | None:
         """Return the last complete step in `meta.json`, which MindFormers writes after each file; None if missing."""

@@ -56,10 +56,10 @@ class TrainingCommand:
         worker = [*start, "--config", str(config_path), *options]
         if self.msrun_options is None:
             return [sys.executable, *worker]
-        own = without_options(self.msrun_options, lambda name: place is not None and name in _NODE_OPTIONS)
+        msrun_options = without_options(self.msrun_options, lambda name: place is not None and name in _NODE_OPTIONS)
         return [
             *find_msrun(),
-            *own,
+            *msrun_options,
             *([f"--master_addr={place[0]}", f"--node_rank={place[1]}"] if place else []),
             f"--log_dir={log_dir}",
             f"--master_port={port}",

@@ -56,33 +56,33 @@ class NodeFacts:
     clock_offset_s: float = 0.0  # relative to the clock of the driver
 
 
-def node_mistakes(facts: Sequence[NodeFacts], config_path: Path, here: NodeFacts) -> list[str]:
-    """Compare the nodes with the driver (`here`), and return a message for each difference."""
-    found = []
+def node_mistakes(facts: Sequence[NodeFacts], config_path: Path, local: NodeFacts) -> list[str]:
+    """Compare the nodes with the driver (`local`), and return a message for each difference."""
+    mistakes = []
     for node in facts:
-        found += version_mistakes(node.name, node.versions, here.versions)
+        mistakes += version_mistakes(node.name, node.versions, local.versions)
         if node.config is None:
-            found.append(f"node {node.name}: {config_path}, or what it is based on, cannot be read there")
-        elif difference := first_difference(node.config, here.config):
-            key, there, value = difference
-            found.append(f"node {node.name}: {config_path}: {key} is {there}, here it is {value}")
+            mistakes.append(f"node {node.name}: {config_path}, or what it is based on, cannot be read there")
+        elif difference := first_difference(node.config, local.config):
+            key, remote_value, value = difference
+            mistakes.append(f"node {node.name}: {config_path}: {key} is {remote_value}, here it is {value}")
         if abs(node.clock_offset_s) > MAX_CLOCK_S:
             limit = f"allowed: {MAX_CLOCK_S:.0f} s"
-            found.append(f"node {node.name}: its clock is {node.clock_offset_s:+.1f} s off the one here; {limit}")
-    return found
+            mistakes.append(f"node {node.name}: its clock is {node.clock_offset_s:+.1f} s off the one here; {limit}")
+    return mistakes
 
 
-def first_difference(there: object, here: object, path: str = "") -> tuple[str, str, str] | None:
+def first_difference(remote: object, local: object, path: str = "") -> tuple[str, str, str] | None:
     """Return the first key at which two configurations differ, and both values as YAML (or `missing`)."""
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        pairs = [(key, there.get(key, _MISSING), here.get(key, _MISSING)) for key in {**here, **there}]
-    elif isinstance(there, list) and isinstance(here, list):
-        pairs = [(index, *pair) for index, pair in enumerate(itertools.zip_longest(there, here, fillvalue=_MISSING))]
+    if isinstance(remote, Mapping) and isinstance(local, Mapping):
+        pairs = [(key, remote.get(key, _MISSING), local.get(key, _MISSING)) for key in {**local, **remote}]
+    elif isinstance(remote, list) and isinstance(local, list):
+        pairs = [(index, *pair) for index, pair in enumerate(itertools.zip_longest(remote, local, fillvalue=_MISSING))]
     else:
-        return None if repr(there) == repr(here) else (path, _shown(there), _shown(here))
-    for key, one, other in pairs:
-        if found := first_difference(one, other, f"{path}.{key}" if path else str(key)):
-            return found
+        return None if repr(remote) == repr(local) else (path, _shown(remote), _shown(local))
+    for key, remote_value, local_value in pairs:
+        if difference := first_difference(remote_value, local_value, f"{path}.{key}" if path else str(key)):
+            return difference
     return None
 
 
@@ -100,7 +100,7 @@ def read_config(path: Path) -> dict[Any, Any] | None:
 
 
 def choose_nodes(
-    alive: Sequence[Mapping[str, Any]], here: str, num_local: int, wanted: tuple[int, int]
+    alive: Sequence[Mapping[str, Any]], local_node: str, num_local: int, wanted: tuple[int, int]
 ) -> list[Mapping[str, Any]]:
     """Choose training and spare nodes.
 
@@ -109,7 +109,7 @@ def choose_nodes(
 
     Args:
         alive: nodes as listed by Ray.
-        here: id of the local node.
+        local_node: id of the local node.
         num_local: workers per node.
         wanted: numbers of training nodes and of spare nodes.
 
@@ -123,12 +123,12 @@ def choose_nodes(
     fit = [node for node in alive if not any(cards.values()) or cards[node["NodeID"]] >= num_local]
     num_nodes, num_spare = wanted
     if len(fit) < num_nodes + num_spare:
-        found = ", ".join(f"{node['NodeManagerAddress']} ({cards[node['NodeID']]} NPU)" for node in alive)
+        node_list = ", ".join(f"{node['NodeManagerAddress']} ({cards[node['NodeID']]} NPU)" for node in alive)
         raise LaunchError(
             f"--nodes {num_nodes} --spare {num_spare}: the cluster has {len(fit)} nodes for --local_worker_num="
-            f"{num_local}\n    found:   {found}\n    fix:     ray start --address=ADDRESS on the others"
+            f"{num_local}\n    found:   {node_list}\n    fix:     ray start --address=ADDRESS on the others"
         )
-    fit.sort(key=lambda node: (node["NodeID"] != here, *_place(node["NodeManagerAddress"]), node["NodeID"]))
+    fit.sort(key=lambda node: (node["NodeID"] != local_node, *_place(node["NodeManagerAddress"]), node["NodeID"]))
     return fit[: num_nodes + num_spare]
 
 

@@ -163,8 +163,8 @@ class Nodes:
     def explain(self) -> Ended:
         """Return why the workers ended; out of memory on any node takes precedence."""
         ranks = [rank for rank, ended in enumerate(self._ended) if ended is False] or range(len(self._ended))
-        found = zip(ranks, self.ask("explain", ranks=ranks), strict=True)
-        event = first_cause([_placed(event, self.name_of(rank)) for rank, event in found])
+        events = zip(ranks, self.ask("explain", ranks=ranks), strict=True)
+        event = first_cause([_placed(event, self.name_of(rank)) for rank, event in events])
         memory = self.look().out_of_memory
         if False in self._ended and event.outcome is not Outcome.OUT_OF_MEMORY and memory:
             worker, seen = memory  # from a node whose msrun is still running
@@ -208,16 +208,16 @@ class RayNodes(Nodes):
         """
         self._ray = connect(self._address)
         path = self._task.command.config_path
-        here = NodeFacts("here", package_versions(), read_config(path))
+        local = NodeFacts("here", package_versions(), read_config(path))
         nodes, facts = self._reach(alive_nodes(self._ray))
-        refuse(node_mistakes(facts, path, here))
+        refuse(node_mistakes(facts, path, local))
         self._nodes, self._spare = nodes[: self._num_nodes], nodes[self._num_nodes :]
         self.ask("enter", lambda rank: (rank,))
 
     def _reach(self, alive: list[Mapping[str, Any]]) -> tuple[list[_RayNode], list[NodeFacts]]:
         """Choose nodes, start their actors and query them; retry with other nodes if Ray reports one as dead."""
-        own, wanted = self._ray.get_runtime_context().get_node_id(), (self._num_nodes, self._num_spare)
-        nodes = [self._on(node) for node in choose_nodes(alive, own, self._task.command.num_local, wanted)]
+        local_node, wanted = self._ray.get_runtime_context().get_node_id(), (self._num_nodes, self._num_spare)
+        nodes = [self._on(node) for node in choose_nodes(alive, local_node, self._task.command.num_local, wanted)]
         try:
             return nodes, [self._facts(node) for node in nodes]
         except NodeLostError as error:
@@ -266,7 +266,7 @@ class RayNodes(Nodes):
 
     def reconnect_lost(self) -> list[str]:
         """See `Nodes.reconnect_lost`."""
-        said = []
+        messages = []
         while self._lost:
             rank, name = min(self._lost.items())
             if not self._spare:
@@ -282,8 +282,8 @@ class RayNodes(Nodes):
             except NodeLostError:
                 self._lost[rank] = self._nodes[rank].name
             else:
-                said.append(f"node {self._nodes[rank].name} takes the place of {name} (node_rank {rank})")
-        return said
+                messages.append(f"node {self._nodes[rank].name} takes the place of {name} (node_rank {rank})")
+        return messages
 
     def name_of(self, rank: int) -> str:
         """See `Nodes.name_of`."""
@@ -307,7 +307,7 @@ def _placed(event: Ended, node: str) -> Ended:
     return replace(event, text=f"    on {node}:\n{event.text}" if is_report else f"{event.text} on {node}")
 
 
-def first_cause(found: Sequence[Ended]) -> Ended:
+def first_cause(events: Sequence[Ended]) -> Ended:
     """Return the event that caused the others: a failure on one node makes the other nodes fail, too."""
     order = (Outcome.OUT_OF_MEMORY, Outcome.KILLED, Outcome.FAILED, Outcome.FINISHED)
-    return min(found, key=lambda event: order.index(event.outcome))
+    return min(events, key=lambda event: order.index(event.outcome))

@@ -69,19 +69,19 @@ class LogProgress:
 def merge_progress(seen: Sequence[LogProgress]) -> LogProgress:
     """Merge the progress of several workers or nodes."""
     return LogProgress(
-        step=min((one.step for one in seen), default=0),
-        num_steps=max((one.num_steps for one in seen), default=0),
-        num_timed_steps=min((one.num_timed_steps for one in seen), default=0),
-        step_time_ns=max((one.step_time_ns for one in seen), default=0),
-        peak_bytes=max((one.peak_bytes for one in seen if one.peak_bytes is not None), default=None),
-        out_of_memory=_worst(one.out_of_memory for one in seen if one.out_of_memory),
-        num_finished=sum(one.num_finished for one in seen),
+        step=min((progress.step for progress in seen), default=0),
+        num_steps=max((progress.num_steps for progress in seen), default=0),
+        num_timed_steps=min((progress.num_timed_steps for progress in seen), default=0),
+        step_time_ns=max((progress.step_time_ns for progress in seen), default=0),
+        peak_bytes=max((progress.peak_bytes for progress in seen if progress.peak_bytes is not None), default=None),
+        out_of_memory=_worst(progress.out_of_memory for progress in seen if progress.out_of_memory),
+        num_finished=sum(progress.num_finished for progress in seen),
     )
 
 
 def _worst(events: Iterable[tuple[int, OomEvent]]) -> tuple[int, OomEvent] | None:
     """Return the event with the largest shortage; device memory takes precedence over host memory."""
-    return max(events, key=lambda found: (not found[1].is_host, found[1].missing_bytes or 0), default=None)
+    return max(events, key=lambda event: (not event[1].is_host, event[1].missing_bytes or 0), default=None)
 
 
 class _Worker:

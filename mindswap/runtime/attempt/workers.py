@@ -156,15 +156,15 @@ def planner_in_child(variables: Mapping[str, str]) -> Planner:
     """
 
     def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
-        asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
-        answer = ask([asked], None, "mindswap.features.adaptive.planner_process", variables)
+        request = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
+        answer = ask([request], None, "mindswap.features.adaptive.planner_process", variables)
         if answer.data is None:
             raise PlanError(f"the planner crashed, exit code {answer.exit_code}\n{answer.error}")
         if "refused" in answer.data:
             raise PlanError(answer.data["refused"])
-        found = from_plain(answer.data, CLASSES)
-        if not isinstance(found, TrainingPlan | NothingFits):
+        result = from_plain(answer.data, CLASSES)
+        if not isinstance(result, TrainingPlan | NothingFits):
             raise AssertionError("the planner's process returned neither a plan nor a refusal")
-        return found
+        return result
 
     return plan

@@ -160,7 +160,7 @@ HOST = "host"  # name of the form for host memory
 @cache
 def oom_forms() -> tuple[tuple[str, re.Pattern[str]], ...]:
     """Return names and patterns of the message forms, in order of precedence."""
-    return tuple((one["form"], re.compile(one["pattern"])) for one in package_data("logs/out_of_memory.yaml"))
+    return tuple((form["form"], re.compile(form["pattern"])) for form in package_data("logs/out_of_memory.yaml"))
 
 
 def parse_oom(line: str) -> OomEvent | None:

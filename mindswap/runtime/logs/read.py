@@ -117,13 +117,15 @@ def _find_logs(folder: Path) -> list[_Task]:
     """
     names = _names(folder, "give the one of `msrun --log_dir`, usually output/msrun")
     nodes = sorted((int(match[1]), name) for name in names if (match := _NODE.fullmatch(name)))
-    found = {"": _numbered(names)} if any(map(_NAME.fullmatch, names)) or not nodes else {}
-    found |= {name: numbered for _, name in nodes if (numbered := _numbered(_names(folder / name)))}
-    tasks = [(folder / node / name, number, node) for node, logs in found.items() for number, name in logs.items()]
+    files_by_node = {"": _numbered(names)} if any(map(_NAME.fullmatch, names)) or not nodes else {}
+    files_by_node |= {name: numbered for _, name in nodes if (numbered := _numbered(_names(folder / name)))}
+    tasks = [
+        (folder / node / name, number, node) for node, logs in files_by_node.items() for number, name in logs.items()
+    ]
     twice = len(tasks) - len({number for _, number, _ in tasks})
-    if twice and "" not in found:
-        size = len(next(iter(found.values())))
-        if all(list(logs) == list(range(size)) for logs in found.values()):
+    if twice and "" not in files_by_node:
+        size = len(next(iter(files_by_node.values())))
+        if all(list(logs) == list(range(size)) for logs in files_by_node.values()):
             ranks = {name: rank for rank, name in nodes}
             tasks = [(path, ranks[node] * size + number, node) for path, number, node in tasks]
             twice = 0
@@ -131,7 +133,7 @@ def _find_logs(folder: Path) -> list[_Task]:
         places: dict[int, list[str]] = {}
         for path, number, _ in tasks:
             places.setdefault(number, []).append(str(path))
-        first, second = next(found for found in places.values() if len(found) > 1)[:2]
+        first, second = next(files_by_node for files_by_node in places.values() if len(files_by_node) > 1)[:2]
         raise LogError(
             f"{folder}: {first} and {second} are of the same worker\n"
             "    allowed: numbers over all nodes (msrun --node_rank), or worker_0.log to worker_N.log in each node_*/\n"

@@ -141,8 +141,8 @@ class LogScanner:
             is_cut_off=is_cut_off,
         )
 
-    def _note(self, **found: Any) -> None:
-        self._log = replace(self._log, **found)
+    def _note(self, **changes: Any) -> None:
+        self._log = replace(self._log, **changes)
 
     def _scan(self, block: bytes, position: int, stop: int) -> None:
         """Scan the lines of a part of a block that contain a needle or follow a broken line."""
@@ -208,11 +208,11 @@ class LogScanner:
             if re.search(r"Set [a-z_ ]+ at layer ", message):
                 self._add_broken(message)
         elif line.text in self._set_lines:
-            known = self._set_lines[line.text]
+            previous = self._set_lines[line.text]
             self._set_lines[line.text] = replace(
-                known,
-                is_upstream=known.is_upstream or line.is_upstream,
-                is_repaired=known.is_repaired and self._is_repairing,
+                previous,
+                is_upstream=previous.is_upstream or line.is_upstream,
+                is_repaired=previous.is_repaired and self._is_repairing,
             )
         elif len(self._set_lines) < MAX_SET_LINES:
             self._set_lines[line.text] = replace(line, is_repaired=self._is_repairing)
@@ -221,8 +221,8 @@ class LogScanner:
 
     def _take_memory(self, message: str) -> None:
         if "emory size: " in message or "peak memory usage" in message:
-            found = ((name, pattern.search(message)) for name, pattern in _STATISTICS)
-            self._take_statistics(**{name: int(match[1]) << 20 for name, match in found if match})
+            matches = ((name, pattern.search(message)) for name, pattern in _STATISTICS)
+            self._take_statistics(**{name: int(match[1]) << 20 for name, match in matches if match})
         if match := _REPORT.search(message):
             self._take_statistics(used_peak_bytes=int(match[1]), actual_peak_bytes=int(match[2]))
         event = parse_oom(message)
@@ -230,9 +230,9 @@ class LogScanner:
             self._oom.setdefault((event.form, event.requested_bytes), event)
 
     def _take_statistics(self, **sizes: int) -> None:
-        known = self._log.memory
-        highest = {name: max(size, getattr(known, name) or 0) for name, size in sizes.items()}
-        self._note(memory=replace(known, **highest))
+        statistics = self._log.memory
+        highest = {name: max(size, getattr(statistics, name) or 0) for name, size in sizes.items()}
+        self._note(memory=replace(statistics, **highest))
 
     def _drop_pending(self) -> None:
         if self._pending:

@@ -24,12 +24,12 @@ def format_step(step: ReportedStep) -> str:
 
 def parse_steps(lines: Iterable[str]) -> tuple[ReportedStep, ...]:
     """Parse the steps of a log, in order and without duplicates."""
-    found: dict[int, ReportedStep] = {}
+    steps: dict[int, ReportedStep] = {}
     for line in lines:
         if "mindswap: step " in line and (match := _LINE.search(line)):
             number = int(match[1])
-            found.setdefault(number, ReportedStep(number, float(match[2]), int(match[3])))
-    return tuple(found[number] for number in sorted(found))
+            steps.setdefault(number, ReportedStep(number, float(match[2]), int(match[3])))
+    return tuple(steps[number] for number in sorted(steps))
 
 
 # Progress and step times in a growing log.

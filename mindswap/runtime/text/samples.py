@@ -52,10 +52,10 @@ def find_text_sources(names: list[str]) -> list[TextSource]:
                     problems.append("-: the standard input can be read only once")
                 sources.append(TextSource(None))
             elif path.is_dir():
-                found = _files_of_folder(path)
-                if not found:
+                files = _files_of_folder(path)
+                if not files:
                     problems.append(f"{name}: no text in this folder; looked for *{', *'.join(TEXT_SUFFIXES)}")
-                sources += found
+                sources += files
             else:
                 sources.append(_source(path))
         except OSError as error:
@@ -69,15 +69,15 @@ def _files_of_folder(folder: Path) -> list[TextSource]:
     def give_up(error: OSError) -> NoReturn:
         raise error
 
-    found = []
-    for place, folders, files in os.walk(folder, onerror=give_up):
+    sources = []
+    for parent, folders, files in os.walk(folder, onerror=give_up):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [
-            _source(Path(place, name))
+        sources += [
+            _source(Path(parent, name))
             for name in sorted(files)
             if name.endswith(TEXT_SUFFIXES) and not name.startswith(".")
         ]
-    return found
+    return sources
 
 
 def _source(path: Path) -> TextSource:
@@ -186,10 +186,10 @@ def read_samples(
     rest = array("i")
     for tokens in all_tokens():
         rest.extend(tokens)
-        if whole := len(rest) // sample_length:
-            counts.num_samples += whole
-            yield rest[: whole * sample_length]
-            rest = rest[whole * sample_length :]
+        if num_complete := len(rest) // sample_length:
+            counts.num_samples += num_complete
+            yield rest[: num_complete * sample_length]
+            rest = rest[num_complete * sample_length :]
 
 
 def cut_columns(tokens: "array[int]", num_columns: int) -> "array[int]":

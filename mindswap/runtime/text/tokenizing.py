@@ -153,14 +153,14 @@ def _load_json(path: Path, eos_token: str | None) -> TextTokenizer:
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     ids = tokenizer.get_vocab(with_added_tokens=True)
-    found = [name for name in ([eos_token] if eos_token else EOS_TOKENS) if name in ids]
-    if not found:
+    eos_names = [name for name in ([eos_token] if eos_token else EOS_TOKENS) if name in ids]
+    if not eos_names:
         raise _no_eos(path, eos_token, [token.content for token in tokenizer.get_added_tokens_decoder().values()])
     return TextTokenizer(
         path.name,
         lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
         vocab_size=max(ids.values()) + 1,
-        eos_id=ids[found[0]],
+        eos_id=ids[eos_names[0]],
     )
 
 
@@ -185,8 +185,8 @@ def _load_sentencepiece(path: Path, eos_token: str | None) -> TextTokenizer:
 
 
 def _no_eos(path: Path, eos_token: str | None, special: list[str]) -> DataError:
-    what = f"no token {eos_token!r}" if eos_token else "no token that is known to end a document"
+    problem = f"no token {eos_token!r}" if eos_token else "no token that is known to end a document"
     return DataError(
-        f"{path}: {what}\n    allowed: its special tokens are {', '.join(special[:20]) or 'none'}\n"
+        f"{path}: {problem}\n    allowed: its special tokens are {', '.join(special[:20]) or 'none'}\n"
         "    fix:     --eos-token NAME"
     )
