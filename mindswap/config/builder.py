@@ -1,6 +1,6 @@
-"""The events of a YAML parser -> located nodes, and the characters that each value takes.
+"""Build located nodes, and the character range of each value, from the events of a YAML parser.
 
-PyYAML's composer is not used: it expands nothing early enough to stop, and forgets where an alias stands.
+PyYAML's composer is not used: it cannot stop early, and drops the locations of aliases.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,45 +21,45 @@ from mindswap.config.nodes import (
 )
 from mindswap.config.problem import Level, Location, Problem, find_errors
 
-# MindFormers itself refuses mappings nested deeper than 10. The limits only keep hostile files from using up memory or
-# the stack.
+# MindFormers refuses mappings nested deeper than 10. These limits only keep hostile files from exhausting memory or the
+# stack.
 MAX_DEPTH = 64
 MAX_MERGED_ENTRIES = 20_000
-MAX_VALUES = 20_000  # keys count, too; a configuration has a few hundred
+MAX_VALUES = 20_000  # keys included; a configuration has a few hundred
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE, _MAP, _SEQ = _TAG + "merge", _TAG + "map", _TAG + "seq"
 _COLLECTION_TAGS = {None, "!", *(_TAG + name for name in ("map", "seq", "set", "omap", "pairs"))}
 
-# A key as PyYAML's composer makes it, and the entry that it begins: in place of PyYAML's pairs of key and value.
+# A key as in PyYAML's composer, and its entry; replaces PyYAML's pairs of key and value nodes.
 _Pair = tuple[yaml.ScalarNode, MappingEntry]
 
 
-class _Stop(Exception):  # noqa: N818 ends the reading; the problems are recorded
-    """The rest of the file is not read."""
+class _Stop(Exception):  # noqa: N818 control flow, no error: the problems are recorded
+    """Stops reading the rest of the file."""
 
 
 class Builder:
-    """Puts the events of the text of one file together; never raises on what the file says."""
+    """Builds a document from the events of one file; mistakes in the file become problems, not exceptions."""
 
     def __init__(self, file: str, text: str):
         self.file = file
         self._text = text
         self._events: Iterator[yaml.Event] = iter(())
-        self._anchors: dict[str, tuple[DocumentNode | None, Span]] = {}  # no node yet: the value is still read
+        self._anchors: dict[str, tuple[DocumentNode | None, Span]] = {}  # the node is None until its value is complete
         self._root: DocumentNode | None = None
         self._span: Span | None = None
         self._num_merged = 0
         self._num_values = 0
         self._pairs: dict[DocumentNode, list[_Pair]] = {}  # of each mapping
-        self.problems: list[Problem] = []  # what is wrong with the text; its reader adds to them
+        self.problems: list[Problem] = []  # problems of the text; the caller adds syntax errors
         self._duplicates: list[DuplicateKey] = []
         self._wide: list[WideCharacter] = []
         self._has_wide = WIDE.search(text) is not None
-        self._scalars = yaml.SafeLoader("")  # only its resolver and constructors
+        self._scalars = yaml.SafeLoader("")  # used for its resolver and constructors only
 
     def read(self, events: Iterator[yaml.Event]) -> None:
-        """Take the events of a text, up to where reading on makes no sense."""
+        """Build the document from events, up to the first error that makes the rest meaningless."""
         self._events = events
         try:
             for event in events:
@@ -72,7 +72,7 @@ class Builder:
             pass
 
     def document(self) -> Document:
-        """The finished document."""
+        """Return the document."""
         allowed = "a mapping, as in `swap_config:`"
         if not self.problems and (self._root is None or self._root.is_null):
             self.report(Location(self.file, 1, 1), "yaml-syntax", "the file is empty", allowed, "begin with a key")
@@ -81,11 +81,11 @@ class Builder:
                 self._root.location, "yaml-syntax", f"the top level is {self._root.kind}", allowed, "begin with a key"
             )
         root = self._root if self._root is not None and self._root.entries is not None else None
-        wide = () if find_errors(self.problems) else tuple(self._wide)  # else the text is not read as it is meant
+        wide = () if find_errors(self.problems) else tuple(self._wide)  # after an error they may be misread
         return Document(self.file, root, tuple(self.problems), tuple(self._duplicates), self._span, wide)
 
     def report(self, location: Location, rule: str, message: str, allowed: str = "", fix: str = "") -> None:
-        """Keep an error."""
+        """Record an error."""
         self.problems.append(Problem(location, rule, Level.ERROR, message, allowed, fix))
 
     def _stop(self, location: Location, rule: str, message: str, allowed: str, fix: str = "") -> None:
@@ -96,7 +96,7 @@ class Builder:
         return mark_location(self.file, event.start_mark)
 
     def _value(self, event: yaml.Event, path: str, depth: int, is_key: bool = False) -> tuple[DocumentNode, Span]:
-        """The value that an event begins, and its characters; `depth` is how many values it stands in."""
+        """Return the value that starts with an event, and its span; `depth` counts the enclosing values."""
         if not isinstance(event, yaml.NodeEvent):
             raise AssertionError("an event that begins no value")
         self._num_values += 1
@@ -114,7 +114,7 @@ class Builder:
                 raise AssertionError("an event that begins no value")
             self._anchors[event.anchor or ""] = (None, span)
             node = self._collection(event, span, path, depth)
-            if self._anchors[event.anchor or ""][1] is not span:  # the name was given to something inside
+            if self._anchors[event.anchor or ""][1] is not span:  # a value inside has redefined the anchor
                 return node, span
         self._anchors[event.anchor or ""] = (node, span)
         return node, span
@@ -127,7 +127,7 @@ class Builder:
             raise AssertionError("an event without a position")
         line, begin = event.start_mark.line + 1, event.start_mark.index
         line += self._text.count("\n", begin, match.start())
-        # Counted from the last line break of the value, or from its start: the text before it may be long.
+        # Counted from the last line break of the value, or from its start, because the text before may be long.
         last_break = self._text.rfind("\n", begin, match.start())
         column = match.start() - last_break if last_break >= 0 else event.start_mark.column + 1 + match.start() - begin
         location = Location(self.file, line, column)
@@ -145,7 +145,7 @@ class Builder:
         return DocumentNode(location, items=tuple(self._items(span, path, depth + 1)))
 
     def _parts(self, span: Span) -> Iterator[yaml.Event]:
-        """The events that begin the elements, or the keys, of a list or mapping, up to its end."""
+        """Yield the events that start the elements of a list or the keys of a mapping, up to its end."""
         for event in self._events:
             if isinstance(event, yaml.CollectionEndEvent):
                 if span.is_flow and event.end_mark is not None:
@@ -161,7 +161,7 @@ class Builder:
             yield node
 
     def _mapping(self, location: Location, span: Span, path: str, depth: int) -> DocumentNode:
-        """A mapping: its entries as written, and after them those that only `<<` adds."""
+        """Return a mapping: its entries in order, followed by entries that only `<<` adds."""
         first_of: dict[object, Location] = {}
         pairs: list[_Pair] = []
         merged: list[tuple[Location, DocumentNode]] = []
@@ -181,7 +181,7 @@ class Builder:
             if tag == _MERGE:
                 merged.append((self._location(value_event), node))
             elif is_usable:
-                # `flatten_mapping` compares texts of keys by identity, so the node has the text of the event itself.
+                # `flatten_mapping` compares keys by identity of their texts: the node holds the string of the event.
                 text = event.value if isinstance(event, yaml.ScalarEvent) else str(name.value)
                 pairs.append((yaml.ScalarNode(tag, text), MappingEntry(name.value, key_location, node)))
         merged_pairs = self._merge(merged, path, first_of) if merged else []
@@ -194,7 +194,7 @@ class Builder:
         if event.tag is not None and event.tag != "!":
             return event.tag
         tag: str = self._scalars.resolve(yaml.ScalarNode, event.value, event.implicit)  # type: ignore[no-untyped-call]
-        # PyYAML takes a plain `=` as a value of its own, but for a key.
+        # PyYAML resolves a plain `=` to a special value, except as a key.
         return _TAG + "str" if tag == _TAG + "value" and is_key else tag
 
     def _construct(self, tag: str, event: yaml.ScalarEvent) -> object:
@@ -206,13 +206,13 @@ class Builder:
             self.report(self._location(event), "yaml-tag", message, "plain YAML", "delete the tag, or quote the value")
             return event.value
         try:
-            # types-PyYAML wants the mark of the slow reader; that of libyaml has the same fields.
+            # types-PyYAML declares the mark of the Python reader; that of libyaml has the same fields.
             node = yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark)  # type: ignore[arg-type]
             value = constructor(self._scalars, node)
             if not is_huge(value):
                 return value
         except (yaml.YAMLError, ValueError, OverflowError, KeyError, IndexError, AttributeError, TypeError):
-            pass  # the constructors of PyYAML check little: `!!int x`, 2024-99-99 and 5000 digits end here
+            pass  # PyYAML's constructors validate little; `!!int x`, 2024-99-99 and 5000 digits raise these
         message = f"{key_text(event.value)!r} is not a valid {tag.replace(_TAG, '')}"
         self.report(self._location(event), "yaml-value", message, fix="quote it")
         return event.value
@@ -232,7 +232,10 @@ class Builder:
     def _merge(
         self, merged: list[tuple[Location, DocumentNode]], path: str, direct_keys: Mapping[object, object]
     ) -> list[_Pair]:
-        """What `<<` adds, in the order of the installed PyYAML: its versions differ in which of two equal keys wins."""
+        """Return the pairs that `<<` adds, merged as by the installed PyYAML.
+
+        PyYAML versions differ in which of two equal keys takes precedence.
+        """
         values: list[tuple[yaml.ScalarNode, yaml.Node]] = []
         sources: list[DocumentNode] = []
         for location, node in merged:
@@ -262,7 +265,7 @@ class Builder:
         direct_keys: Mapping[object, object],
         location: Location,
     ) -> None:
-        """Warn of keys that two merged mappings have with different values: the version of PyYAML decides."""
+        """Warn of keys with different values in two merged mappings, because the result depends on PyYAML's version."""
         conflicts = {
             entry.key: entry
             for source in sources
@@ -286,5 +289,5 @@ def _is_same(left: DocumentNode, right: DocumentNode) -> bool:
 
 
 def mark_location(file: str, mark: "yaml.Mark | yaml._yaml.Mark | None") -> Location:
-    """A place of the parser, counted from 1."""
+    """Convert a position of the parser to a location, which counts from 1."""
     return Location(file, mark.line + 1, mark.column + 1) if mark is not None else Location(file)

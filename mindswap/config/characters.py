@@ -1,4 +1,4 @@
-"""Characters that look like YAML and are text to it: full-width punctuation and digits, typographic quotes, spaces."""
+"""Look-alikes of YAML characters that YAML reads as text: full-width punctuation, typographic quotes, other spaces."""
 
 import re
 import unicodedata
@@ -9,7 +9,7 @@ from mindswap.config.problem import Location
 
 # Full-width forms of ASCII are this far from it (Unicode block Halfwidth and Fullwidth Forms).
 _FULL_WIDTH_OFFSET = 0xFEE0
-# Typed character -> character that YAML takes there.
+# Look-alike -> the YAML character.
 ASCII_OF = {
     **{chr(code + _FULL_WIDTH_OFFSET): chr(code) for code in range(0x21, 0x7F)},
     **dict.fromkeys("\u3000\u00a0\u2002\u2003\u2009\u202f", " "),
@@ -27,38 +27,47 @@ WIDE = re.compile("[" + re.escape("".join(ASCII_OF)) + "]")
 
 @dataclass(frozen=True)
 class WideCharacter:
-    """A key or value with such a character."""
+    """A key or value with a look-alike character."""
 
     path: str  # key path of the value, or of the key
-    location: Location  # of the first such character
-    character: str  # the first one
-    text: str  # the key or value as it is written
+    location: Location  # of the first look-alike
+    character: str  # the first look-alike
+    text: str  # the key or value as written
     is_key: bool
 
     @property
     def section(self) -> str:
-        """The top-level key that it is, or stands in."""
+        """The top-level key that contains it, or itself."""
         return self.path.partition(".")[0].partition("[")[0]
 
     @property
-    def meant(self) -> str:
-        """The key or value with the characters that YAML takes."""
+    def ascii_text(self) -> str:
+        """The key or value with look-alikes replaced."""
         return to_ascii(self.text)
 
 
 def to_ascii(text: str) -> str:
-    """The text with the character of ASCII for each one that only looks like it."""
+    """Replace each look-alike by its ASCII character."""
     return WIDE.sub(lambda match: ASCII_OF[match[0]], text)
 
 
 def name_character(character: str) -> str:
-    """A character in words: `'，' (U+FF0C, FULLWIDTH COMMA)`."""
+    """Describe a character: `'，' (U+FF0C, FULLWIDTH COMMA)`."""
     shown = f"'{character}' " if character.isprintable() and not character.isspace() else ""
     return f"{shown}(U+{ord(character):04X}, {unicodedata.name(character, 'no name')})"
 
 
 def find_wide(lines: list[str], first: int, last: int) -> Iterator[tuple[int, int, str]]:
-    """Line and column, from 1, of each such character in code, in lines `first` to `last`, from 0."""
+    """Yield line, column and character of each look-alike outside of quotes and comments.
+
+    Args:
+        lines: lines of the text.
+        first: index of the first line to search, from 0.
+        last: index of the last line to search, from 0.
+
+    Yields:
+        Line and column, both from 1, and the character.
+    """
     for number in range(max(first, 0), min(last + 1, len(lines))):
         code = re.sub(r"'[^']*'|\"[^\"]*\"|(?:^|(?<=\s))#.*", lambda match: "x" * len(match[0]), lines[number])
         for match in WIDE.finditer(code):

@@ -1,4 +1,4 @@
-"""Edits of one YAML text: a section set to a value, or a comment put above it."""
+"""Edit one YAML text: set a section to a value, or put a comment above it."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,36 +9,36 @@ from mindswap.config.problem import Level, Location, Problem
 from mindswap.config.render import block_lines, inline_text, is_inline, yaml_key
 from mindswap.errors import PolicyError
 
-# Lines of a text whose line ends may be of any kind, and mixed.
+# Positions in a text, whose line breaks may be of any kind and mixed.
 
 _BREAK = re.compile(r"\r\n|\r|\n")
 
 
 def line_start(text: str, index: int) -> int:
-    """Index of the beginning of the line of a place."""
+    """Return the index of the start of the line that contains an index."""
     index = max(index, 0)
     return max(text.rfind("\n", 0, index), text.rfind("\r", 0, index)) + 1
 
 
 def line_end(text: str, index: int) -> int:
-    """Index of the end of the line of a place, before its line break."""
+    """Return the index of the end of the line that contains an index, before the line break."""
     match = _BREAK.search(text, index)
     return match.start() if match else len(text)
 
 
 def after_line(text: str, index: int) -> int:
-    """Index of the beginning of the next line; the end of the text if there is none."""
+    """Return the index of the start of the next line; the end of the text if there is none."""
     match = _BREAK.search(text, index)
     return match.end() if match else len(text)
 
 
 def line_above(text: str, start: int) -> int:
-    """Index of the beginning of the line above one that begins at `start`."""
+    """Return the index of the start of the line above the line that starts at `start`."""
     return line_start(text, start - (2 if text.startswith("\r\n", start - 2) and start > 1 else 1))
 
 
 def newline_at(text: str, index: int) -> str:
-    """Line break of the line of a place; of the last line, that of the one above."""
+    """Return the line break of the line that contains an index; for the last line, that of the previous line."""
     match = _BREAK.search(text, index)
     if match:
         return match[0]
@@ -46,7 +46,7 @@ def newline_at(text: str, index: int) -> str:
     return next(iter(_BREAK.findall(text, max(above - 2, 0), above)[-1:]), "\n")
 
 
-# Begins every comment line that mindswap writes; such lines are replaced the next time.
+# Start of every comment line that mindswap writes; the next edit replaces such lines.
 COMMENT_MARK = "# mindswap:"
 DEFAULT_STEP = 2
 
@@ -55,7 +55,7 @@ _DOCUMENT_MARK = re.compile(r"(?:^|\r)(\.\.\.|---)", re.MULTILINE)
 
 
 class Editor:
-    """Collects edits of one text (without byte order mark) that was read without a problem; see `apply_edits`."""
+    """Collects edits of one text (without byte order mark) that was parsed without a problem; see `apply_edits`."""
 
     def __init__(self, text: str, document: Document):
         self.text = text
@@ -65,7 +65,7 @@ class Editor:
         self.edits: list[tuple[int, int, str]] = []
 
     def with_section(self, section: str, value: Mapping[Any, Any]) -> str:
-        """The text with the value in place."""
+        """Return the text with a section set to a value."""
         entry = self._find(section)
         if entry is None:
             self._append_section(section, value)
@@ -79,11 +79,11 @@ class Editor:
         return apply_edits(self.text, self.edits)
 
     def with_comment(self, section: str, comment: str) -> str:
-        """The text with the comment right above the section, and without what stood there with our mark."""
+        """Return the text with a comment above a section; replaces comment lines with `COMMENT_MARK` there."""
         entry = self._find(section)
         if entry is None or self.root is None:
             raise AssertionError("a comment for a section that is missing")
-        # In a file of one pair of braces the line above a key may be the middle of a text.
+        # If the top level is a flow mapping, the line above a key may be inside a value.
         below = self.root if self.root.is_flow else entry[0]
         start = line_start(self.text, below.start)
         first = comment_block_start(self.text, start, below.column)
@@ -110,10 +110,12 @@ class Editor:
         gap = "" if not self.text or self.text.endswith(("\n", "\r")) else newline
         self.edits.append((end, end, gap + "".join(line + newline for line in lines)))
 
-    # a mapping
-
     def _update_keys(self, key: Span, span: Span, value: Mapping[Any, Any]) -> bool:
-        """Change only the keys that differ; False where no key can stay, or the keys are not all written here."""
+        """Change only the keys that differ.
+
+        Returns:
+            False, without an edit, if no key can be kept, or if `<<` or duplicates contribute entries.
+        """
         node = self.document.get(key.text)
         entries = node.unique_entries() if node is not None else ()
         written = span.entries
@@ -150,7 +152,7 @@ class Editor:
             else:
                 self.edits.append((colon_end, colon_end, (": " if colon is None else " ") + inline_text(new)))
             return
-        # The line of the key keeps its comment: what stands on it is one edit, the lines below are another.
+        # One edit for the line of the key, so that its comment stays, and one for the lines below.
         inline_end = max(old.end, colon_end) if is_on_key_line else colon_end
         block_start = line_end(self.text, inline_end)
         block_end = max(old.end, block_start)
@@ -182,7 +184,7 @@ class Editor:
         self.edits.append((line_start(self.text, key.start), after_line(self.text, end), ""))
 
     def _refuse_shared_anchor(self, key: Span, changed: set[int]) -> None:
-        """Raise where an alias outside of what is changed stands for a part of it."""
+        """Raise if an alias outside of the changed values refers to one of them."""
         if self.root is None:
             raise AssertionError("an edit of an empty document")
         for part in self.root.walk():
@@ -191,15 +193,13 @@ class Editor:
                 message = f"'{key.text}' cannot be changed: *{name} stands for it or a part of it"
                 raise edit_error(self._location(part.start), message, f"write out what *{name} stands for")
 
-    # places in the text
-
     def _insert_lines(self, index: int, lines: list[str]) -> None:
-        """Below the line of a place."""
+        """Insert lines below the line that contains an index."""
         position = line_end(self.text, index)
         self.edits.append((position, position, "".join(newline_at(self.text, position) + line for line in lines)))
 
     def _step(self) -> int:
-        """By how much the file indents."""
+        """Return the indentation step of the file."""
         for _, span in self.root.entries if self.root is not None else ():
             if span.entries and not span.is_flow and self.root is not None and span.column > self.root.column:
                 return span.entries[0][0].column - self.root.column
@@ -211,9 +211,12 @@ class Editor:
 
 
 def comment_block_start(text: str, start: int, column: int) -> int:
-    """Index of the beginning of the lines that mindswap wrote the last time, right above one that begins at `start`.
+    """Return the start of the block of `COMMENT_MARK` lines directly above a line.
 
-    One that is further in than `column` belongs to what stands above.
+    Args:
+        text: the text.
+        start: index of the start of the line.
+        column: indentation of the line; a comment that is indented further belongs to the section above.
     """
     while start > 0:
         above = line_above(text, start)
@@ -225,7 +228,7 @@ def comment_block_start(text: str, start: int, column: int) -> int:
 
 
 def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
-    """The text with (start, end, replacement) done, none inside another."""
+    """Apply edits (start, end, replacement), which must not overlap."""
     parts, done = [], 0
     for start, end, replacement in sorted(edits, key=lambda edit: edit[:2]):
         parts += [text[done:start], replacement]
@@ -234,7 +237,10 @@ def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
 
 
 def is_same(left: object, right: object) -> bool:
-    """Equal in type and value; NaN equals NaN, a tuple a list. Parts that are shared are compared once."""
+    """Return whether two values are equal in type and value.
+
+    NaN equals NaN, and a tuple equals a list with the same elements. Shared parts are compared once.
+    """
     seen: set[tuple[int, int]] = set()
 
     def compare(a: object, b: object) -> bool:
@@ -254,5 +260,5 @@ def is_same(left: object, right: object) -> bool:
 
 
 def edit_error(location: Location, message: str, fix: str) -> PolicyError:
-    """An error of the editor."""
+    """Return an error of the editor."""
     return PolicyError([Problem(location, "rewrite", Level.ERROR, message, fix=fix)])

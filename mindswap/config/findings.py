@@ -1,4 +1,4 @@
-"""Rules: functions that look at a configuration and yield what they find, with the decorator that makes them."""
+"""Rules: functions that check a configuration and yield findings, and the decorator that registers them."""
 
 import difflib
 import functools
@@ -19,7 +19,7 @@ Find = Callable[[C], "Iterator[Finding | Problem]"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Finding of a rule; as in `Problem`. The level is that of the rule, unless it says another."""
+    """Finding of a rule, with fields as in `Problem`; without `level` it has the level of the rule."""
 
     location: Location
     message: str
@@ -32,13 +32,13 @@ class Finding:
 class Rule(Generic[C]):
     """A check of a configuration."""
 
-    id: str  # its name in messages
-    level: Level  # how bad its problems are (single ones may be milder)
-    text: str  # its page of documentation: what it finds, with a PASS and a FAIL example
-    find: Find[C]  # what it finds in a context; problems of another rule that it ran stay as they are
+    id: str  # name in messages
+    level: Level  # default severity of its findings
+    text: str  # documentation, with a PASS and a FAIL example
+    find: Find[C]  # yields findings for a context; also problems of other rules that it runs
 
     def check(self, context: C) -> Iterator[Problem]:
-        """The problems that it finds."""
+        """Yield the problems of a configuration."""
         for finding in self.find(context):
             if isinstance(finding, Problem):
                 yield finding
@@ -48,7 +48,7 @@ class Rule(Generic[C]):
 
 
 def rule(level: Level, prefix: str = "") -> Callable[[Find[C]], Rule[C]]:
-    """Makes a rule of a function: its name with dashes is the id, its docstring the documentation."""
+    """Return a decorator that makes a rule of a function: its name with dashes is the id, its docstring the text."""
 
     def make(find: Find[C]) -> Rule[C]:
         return Rule(prefix + find.__name__.replace("_", "-"), level, inspect.getdoc(find) or "", find)
@@ -56,12 +56,12 @@ def rule(level: Level, prefix: str = "") -> Callable[[Find[C]], Rule[C]]:
     return make
 
 
-# Of one rule in one line, where a list of thousands of layers may be: the others are only counted.
+# Limit of problems of one rule in one line, which may list thousands of layers; more are only counted.
 MAX_PER_LINE = 10
 
 
 def count_equal(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """The problems; of more than `MAX_PER_LINE` of one rule in one line the first ones, and how many there are."""
+    """Yield the problems, at most `MAX_PER_LINE` per rule and line; the last of these has the number of the others."""
     num_of: dict[tuple[str, int, str, Level], int] = {}
     last_of: dict[tuple[str, int, str, Level], Problem] = {}
     for problem in problems:
@@ -79,24 +79,24 @@ def count_equal(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 @functools.cache
 def load_rules(package: str) -> dict[str, Rule[Any]]:
-    """Every rule in the modules of a package by its id, in alphabetical order."""
+    """Return all rules in the modules of a package by id, in alphabetical order."""
     folder = importlib.import_module(package).__path__
     modules = (importlib.import_module(f"{package}.{module.name}") for module in pkgutil.iter_modules(folder))
     rules = (value for module in modules for value in vars(module).values() if isinstance(value, Rule))
     return dict(sorted((value.id, value) for value in rules))
 
 
-# Warnings that a configuration does not want to hear: `mindswap: {ignore: [overlap]}`. Errors stay.
+# Warnings that a configuration suppresses: `mindswap: {ignore: [overlap]}`. Errors cannot be suppressed.
 
 RULE = "bad-ignore"
-# Rules of warnings about the text of a file and the folder of a model, which are in no list of rules.
+# Warnings about the text of a file and the folder of a model, which no registered rule yields.
 OTHER_RULES = ("pretrained-model-dir", "yaml-merge")
 PATH = "mindswap.ignore"
 ALLOWED = "a list of rules, the words in brackets behind warnings: [overlap, recompute-wins]"
 
 
 def find_ignore_problems(document: Document, rule_ids: Collection[str]) -> Iterator[Problem]:
-    """Problems of `mindswap.ignore`: no list, or names that no rule (of those known) has."""
+    """Yield problems of `mindswap.ignore`: it is not a list, or names an unknown rule."""
     node = document.get("mindswap", "ignore")
     if node is None or node.is_null:
         return
@@ -114,13 +114,13 @@ def find_ignore_problems(document: Document, rule_ids: Collection[str]) -> Itera
 def split_ignored(
     document: Document, problems: Iterable[Problem], ignore: Collection[str], silence: Collection[str]
 ) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
-    """The problems that are to be shown, and the warnings that nobody wants to hear, both in file order.
+    """Split problems into shown problems and suppressed warnings, both in file order.
 
     Args:
-        document: may name rules whose warnings it ignores.
-        problems: all that was found.
-        ignore: rules whose problems are in neither part.
-        silence: rules whose warnings are ignored besides.
+        document: the configuration, which may have `mindswap.ignore`.
+        problems: all problems.
+        ignore: rules whose problems are dropped.
+        silence: rules whose warnings are suppressed, in addition to `mindswap.ignore`.
     """
     node = document.get("mindswap", "ignore")
     named = {item.value for item in (node.items if node is not None else None) or ()}

@@ -1,6 +1,6 @@
-"""Numbers of a configuration that decide how much is built of it, each with the most that is built.
+"""Upper limits of numbers that determine the size of the network, the step and its data.
 
-They keep mistyped and hostile files from taking all memory; no machine or model comes near them.
+They keep mistyped and hostile files from exhausting memory; no machine or model comes near them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from mindswap.config.nodes import Document, DocumentNode, is_int, show
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a number may be, and why."""
+    """Upper limit of a number, and its reason."""
 
     largest: int
     reason: str
@@ -26,7 +26,7 @@ _WIDTH = Limit(1 << 22, "no model has a layer so wide")
 _VOCABULARY = Limit(1 << 24, "no tokenizer has so many tokens")
 _TOKENS = Limit(1 << 24, "no model reads so many tokens at once")
 
-# Of `model.model_config`, and of `model` in files of MindFormers 2.x.
+# Keys of `model.model_config`, and of `model` in files of MindFormers 2.x.
 MODEL_LIMITS = {
     **dict.fromkeys(("num_layers", "num_hidden_layers", "n_layer", "n_layers"), _LAYERS),
     **dict.fromkeys(("mtp_depth", "num_nextn_predict_layers", "mtp_num_layers"), _LAYERS),
@@ -52,7 +52,7 @@ PYNATIVE_LIMITS: dict[tuple[str, ...], dict[str, Limit]] = {("model",): MODEL_LI
 
 
 def find_excess(document: Document, limits: Mapping[tuple[str, ...], Mapping[str, Limit]]) -> Iterator[Finding]:
-    """Whole numbers, and numbers in lists, that are above their limits."""
+    """Yield a finding for each key with an integer, or a list with an integer, above its limit."""
     for section, limit_of in limits.items():
         for key, limit in limit_of.items():
             node = document.get(*section, key)

@@ -1,4 +1,4 @@
-"""YAML text -> located nodes. Survives any file: what is wrong becomes a Problem with its place."""
+"""Parse YAML text to located nodes. Any file can be parsed: mistakes become problems with a location."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,12 +13,12 @@ from mindswap.config.syntax_errors import syntax_problems
 from mindswap.files import is_recorded_step
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# PyYAML's own loader, which MindFormers uses, is stricter (about tabs, say) and takes a second for 200 KB.
+# PyYAML's Python loader, which MindFormers uses, is stricter (for example about tabs) and takes 1 s for 200 KB.
 MAX_CHARS_OF_SLOW_LOADER = 64 * 1024
 
 
 def loader_for(text: str) -> type:
-    """The loader that reads a text as MindFormers does; of large texts the fast one, whose grammar is a bit wider."""
+    """Return the loader class that MindFormers uses; for large texts the fast one, which accepts slightly more."""
     return yaml.SafeLoader if len(text) <= MAX_CHARS_OF_SLOW_LOADER else LOADER
 
 
@@ -27,7 +27,7 @@ MAX_FILE_BYTES = 32 * 1024 * 1024
 
 
 def parse_file(path: str) -> Document:
-    """Read one file; `base_config` is not followed (see `source`)."""
+    """Parse one file, without its `base_config` (see `source`)."""
     location = Location(path)
     try:
         with open(path, "rb") as stream:  # noqa: PTH123 a Path drops "./", which messages should keep
@@ -47,7 +47,7 @@ def parse_file(path: str) -> Document:
 
 
 def parse_document(content: bytes | str, file: str) -> Document:
-    """Parse the text of one file; bytes must be UTF-8 (MindFormers reads nothing else)."""
+    """Parse the text of one file; bytes must be UTF-8, the only encoding that MindFormers reads."""
     if isinstance(content, bytes):
         if len(content) > MAX_FILE_BYTES:
             return _unreadable(Location(file), "yaml-file", "is too large", f"at most {MAX_FILE_BYTES // 2**20} MiB")
@@ -80,7 +80,7 @@ def parse_document(content: bytes | str, file: str) -> Document:
 
 
 def _kept(events: Iterator[yaml.Event], kept: list[yaml.Event]) -> Iterator[yaml.Event]:
-    """The events of a parser, each also added to a list."""
+    """Yield the events of a parser, and append each to a list."""
     for event in events:
         kept.append(event)
         yield event
@@ -92,7 +92,7 @@ def _unreadable(location: Location, rule: str, message: str, allowed: str = "", 
 
 
 def _reader_location(file: str, text: str) -> Location:
-    """Location of the first character that YAML does not allow; the two readers count differently."""
+    """Return the location of the first invalid character; the two readers report it differently."""
     bad = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if bad is None:
         return Location(file)
@@ -100,5 +100,5 @@ def _reader_location(file: str, text: str) -> Location:
 
 
 def _end_location(file: str, text: str) -> Location:
-    """The place right behind a text."""
+    """Return the location directly after a text."""
     return Location(file, text.count("\n") + 1, len(text) - text.rfind("\n"))

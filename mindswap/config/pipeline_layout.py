@@ -1,7 +1,7 @@
-"""Layers of each pipeline stage as MindFormers spreads them, and the layers that counts per stage stand for.
+"""Layers of each pipeline stage as MindFormers distributes them, and the layers selected by counts per stage.
 
 With swap off, `recompute: [2, 1]` means "2 layers of stage 0, 1 of stage 1"; with swap on it means
-"layers 2 and 1". What a configuration with swap off asks for as a whole is in `stage_recompute`.
+"layers 2 and 1". `stage_recompute` reads all settings of a configuration with swap off.
 
 Source: `LayerSetting` of mindformers 1.9.0.
 """
@@ -207,7 +207,7 @@ def is_stage_counts(node: DocumentNode, pipeline: Pipeline, num_layers: int | No
     """Return whether a list has the shape of stage counts and cannot be layer indices.
 
     That is a list of lists, a list of integers with a bool among them, one integer per stage (of
-    several) of which one is no layer or stands twice, or the number of layers on the only stage.
+    several) of which one is no layer or is repeated, or the number of layers on the only stage.
     """
     if not node.items:
         return False
@@ -261,8 +261,8 @@ EXCLUDED = (
 def find_sequence_problems(document: Document) -> Iterator[Finding]:
     """Yield problems of settings that exclude sequence pieces, context parallelism or interleaved halves.
 
-    `recompute` counts with swap on, too: a layer that runs again would read keys and values that later pieces have
-    changed. mindswap turns the check of MindFormers off there.
+    `recompute` is excluded with swap on as well, where mindswap disables the check of MindFormers: a recomputed layer
+    would read keys and values that later pieces have overwritten.
     """
     yield from _find_piece_problems(document)
     yield from _find_half_problems(document)

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Level(Enum):
-    """Severity of a problem: an ERROR stops a run, a WARNING does not; a NOTE is of logs only."""
+    """Severity of a problem: an ERROR stops a run, a WARNING does not; a NOTE occurs in log findings only."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -15,9 +15,9 @@ class Level(Enum):
 
 @dataclass(frozen=True, order=True)
 class Location:
-    """Place of a value in a file; line and column count from 1.
+    """Location of a value in a file; line and column count from 1.
 
-    A value that has no text of its own (it came from the command line or from Python) has line 0.
+    A value from the command line or from Python has line 0.
     """
 
     file: str
@@ -30,23 +30,23 @@ class Location:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, and what to do about it."""
+    """A problem in a configuration, with a suggested fix."""
 
-    location: Location  # where the wrong value stands
-    rule: str  # id of the check, the name of its function in `check/rules/` with dashes
+    location: Location  # location of the wrong value
+    rule: str  # id of the rule: the name of its function in `rules/`, with dashes
     level: Level  # error or warning
-    message: str  # what is wrong; begins with the key path, e.g. `swap_config.op_swap[1].op_name: ...`
-    allowed: str = ""  # what would be accepted; may be empty
-    fix: str = ""  # what to write instead; may be empty
-    # key path or option that it is about, where a command asks for it; the message begins with it
+    message: str  # description; starts with the key path, e.g. `swap_config.op_swap[1].op_name: ...`
+    allowed: str = ""  # accepted values; may be empty
+    fix: str = ""  # replacement; may be empty
+    # key path or option at the start of the message, if a command needs it separately
     subject: str = field(default="", compare=False)
 
 
 def find_errors(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Those that stop a run."""
+    """Return the problems with level ERROR."""
     return tuple(problem for problem in problems if problem.level is Level.ERROR)
 
 
 def sort_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """The problems in file order, duplicates dropped."""
+    """Return the problems in file order, without duplicates."""
     return tuple(sorted(dict.fromkeys(problems), key=lambda p: (p.location, p.rule, p.message)))

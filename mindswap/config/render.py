@@ -1,4 +1,4 @@
-r"""Plain data -> YAML as a user would write it: `True`, `[0, 3]`, `'mlp\.mul'`, entries as blocks."""
+r"""Format plain data as YAML in the style of users: `True`, `[0, 3]`, `'mlp\.mul'`, entries as blocks."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def is_inline(value: object) -> bool:
-    """True for what is written on one line: a scalar, a list of scalars, nothing."""
+    """Return whether a value is written on one line: a scalar, a list of scalars, or an empty collection."""
     if isinstance(value, Mapping):
         return not value
     if isinstance(value, (list, tuple)):
@@ -23,7 +23,7 @@ def is_inline(value: object) -> bool:
 
 
 def inline_text(value: object) -> str:
-    """A value on one line, collections in brackets."""
+    """Format a value on one line, collections in brackets."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{yaml_key(key)}: {inline_text(child)}" for key, child in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -36,9 +36,12 @@ def inline_text(value: object) -> str:
 
 
 def block_lines(value: object, indent: int, step: int) -> list[str]:
-    """The lines of a mapping, or of a list of mappings (what `is_inline` refuses), without line ends.
+    """Format a mapping, or a list that is not inline, as lines without line breaks.
 
-    Each begins with so many spaces, `step` more per level.
+    Args:
+        value: the mapping or list.
+        indent: number of leading spaces.
+        step: additional spaces per level.
     """
     lines = []
     margin = " " * indent
@@ -62,7 +65,7 @@ def block_lines(value: object, indent: int, step: int) -> list[str]:
 
 
 def yaml_key(key: object) -> str:
-    """A key: plain where it is a plain word, else quoted."""
+    """Format a key: unquoted if it is an identifier that YAML reads as a string, else quoted."""
     is_word = isinstance(key, str) and _PLAIN_KEY.fullmatch(key) and isinstance(yaml.safe_load(key), str)
     return str(key) if is_word else inline_text(key)
 
@@ -74,7 +77,7 @@ def _quoted(text: str) -> str:
     return dumped.removesuffix("\n")
 
 
-# Python data -> located nodes: a configuration after command-line options, or made by a program.
+# Convert Python data to located nodes: a configuration with command-line options applied, or made by a program.
 
 COMMAND_LINE = "command line"
 MAX_DEPTH = 64
@@ -82,13 +85,13 @@ MAX_NODES = 200_000
 
 
 def document_from_data(data: Mapping[Any, Any], file: str, base: Document | None = None) -> Document:
-    """A document from plain data.
+    """Convert plain data to a document.
 
     Args:
         data: the configuration as dicts, lists and scalars; objects with `to_dict()` count as dicts.
         file: name for messages.
-        base: the file the data came from. A value that equals what stands there at the same key
-            path keeps that place; any other value is said to come from the command line.
+        base: the file that the data was read from. A value that equals that of the file at the same key path keeps its
+            location; any other value is located on the command line.
     """
     location = Location(COMMAND_LINE if base is not None else file)
     converter = _Converter(location)
@@ -141,14 +144,14 @@ class _Converter:
             items.append(self.convert(child, below[index] if index < len(below) else None, depth + 1))
             if self._num_nodes > MAX_NODES:
                 break
-        # A list that differs anywhere was replaced as a whole.
+        # A list that differs in any element was replaced on the command line.
         is_same = [item.location for item in items] == [item.location for item in below]
         location = base.location if base is not None and base.items is not None and is_same else self.location
         return DocumentNode(location, items=tuple(items))
 
 
 def _plain(value: object) -> object:
-    """Configuration objects as dicts, NumPy values as Python ones, integers only as long as can be printed."""
+    """Convert configuration objects to dicts, NumPy values to Python values, and unprintably long integers to text."""
     if is_huge(value):
         return "an integer of more than 1000 digits"
     if isinstance(value, (Mapping, list, tuple, range, str, bytes, bool, int, float, type(None))):

@@ -1,7 +1,7 @@
-"""The data that MindFormers loads of a text, from the same events as the located nodes, and whether both agree.
+"""Compare the located nodes of a text with the data that MindFormers would load from the same parser events.
 
 Source: `MindFormerConfig._file2dict` and `check_yaml_depth_before_loading` of mindformers 1.9.0: `yaml.compose`, at
-most 10 nested mappings, `yaml.safe_load`, and the top level sorted by key. What it stops at is an error.
+most 10 nested mappings, `yaml.safe_load`, and the top level sorted by key. An exception there is an error here.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ MAX_MAPPING_DEPTH = 10
 
 
 class _EventLoader(Composer, SafeConstructor, Resolver):
-    """`yaml.SafeLoader` without its parser: it takes the events of a text that was parsed before."""
+    """`yaml.SafeLoader` without its parser: it reads recorded events."""
 
     def __init__(self, events: Iterable[yaml.Event]):
         for base in (Composer, SafeConstructor, Resolver):
@@ -28,25 +28,28 @@ class _EventLoader(Composer, SafeConstructor, Resolver):
         self._events = deque(events)
 
     def check_event(self, *kinds: type) -> bool:
-        """Return whether there is a next event, of one of these kinds."""
+        """Return whether there is a next event, and it has one of these types."""
         return bool(self._events) and (not kinds or isinstance(self._events[0], kinds))
 
     def peek_event(self) -> yaml.Event | None:
-        """The next event, which stays."""
+        """Return the next event without removing it."""
         return self._events[0] if self._events else None
 
     def get_event(self) -> yaml.Event | None:
-        """The next event."""
+        """Remove and return the next event."""
         return self._events.popleft() if self._events else None
 
 
 def find_load_problem(events: Iterable[yaml.Event], root: DocumentNode, file: str) -> Problem | None:
-    """Reason for which MindFormers cannot load what was read without an error, or loads other data; None if it agrees.
+    """Return a problem if MindFormers cannot load a text that was parsed without an error, or loads other data.
 
     Args:
         events: all events of the text.
-        root: what was read of them.
-        file: for messages.
+        root: the located nodes.
+        file: name for messages.
+
+    Returns:
+        The problem; None if MindFormers loads the same data.
     """
     loader = _EventLoader(events)
     try:
@@ -75,7 +78,7 @@ def find_load_problem(events: Iterable[yaml.Event], root: DocumentNode, file: st
 
 
 def _first_difference(root: DocumentNode, data: object) -> Problem | None:
-    """The first value, level by level, that is other data than the located node; shared values are compared once."""
+    """Return the first difference between located nodes and data, breadth first; shared values are compared once."""
     compared: set[tuple[int, int]] = set()
     waiting: deque[tuple[str, DocumentNode, object]] = deque([("", root, data)])
     while waiting:
@@ -108,7 +111,7 @@ def _is_same_scalar(left: object, right: object) -> bool:
 
 
 def _find_deepest_mapping(node: yaml.Node) -> tuple[int, yaml.Mark] | None:
-    """Depth and place of the innermost mapping where there are too many in each other; lists in between end a chain."""
+    """Return depth and position of the innermost mapping if mappings are nested too deep; lists reset the depth."""
     depth_of: dict[int, int] = {}
     for current in children_first(node, _mappings_in):
         depth_of[id(current)] = 1 + max((depth_of[id(value)] for value in _mappings_in(current)), default=0)

@@ -1,7 +1,7 @@
-"""Edits a user's YAML text in place: one top-level section gets a new value, everything else stays.
+"""Edit a user's YAML text in place: one top-level section gets a new value, everything else is unchanged.
 
-The edits are made at the places of the values, so comments, order, quotes, blank lines and line ends of all
-the rest survive byte for byte. The result is read back before it is given.
+Only the character ranges of changed values are replaced, so comments, order, quotes, blank lines and line breaks of the
+rest are preserved byte for byte. The result is parsed and compared before it is returned.
 """
 
 import functools
@@ -15,30 +15,31 @@ from mindswap.config.problem import Level, Location, Problem, find_errors
 from mindswap.errors import PolicyError
 
 BYTE_ORDER_MARK = "\ufeff"
-# What one section is written into was read when the section before it was.
+# Sections are written one after the other, so each text is parsed as a result and as the next input.
 _parse = functools.lru_cache(maxsize=8)(parse_document)
 
 
 def rewrite_section(
     text: str, section: str, value: Mapping[Any, Any], comment: str | None = None, file: str = "the configuration"
 ) -> str:
-    """The text with one top-level section set to a value.
+    """Set one top-level section of a YAML text to a value.
 
-    Keys of the section that have their value already are left as they are written; the others are
-    replaced, added at its end, or removed. A section that uses `<<` is written out as a whole, one
-    that is missing comes at the end of the file.
+    Unchanged keys of the section keep their text; other keys are replaced, appended to the section, or removed. A
+    section with `<<` is rewritten completely. A missing section is appended to the file.
 
     Args:
-        text: a YAML file, line ends as they are; may be empty.
-        section: key on the top level, e.g. `swap_config`.
-        value: what the section shall be, as plain data.
-        comment: lines to put above the section, in place of those that mindswap put there before; None
-            leaves them.
+        text: a YAML file with its line breaks; may be empty.
+        section: top-level key, e.g. `swap_config`.
+        value: new value of the section, as plain data.
+        comment: lines to put above the section, which replace earlier comments of mindswap; None changes no comment.
         file: name for messages.
 
+    Returns:
+        The edited text.
+
     Raises:
-        PolicyError: the text cannot be read, or not be edited without changing something else
-            (another section uses an anchor that stands in this one).
+        PolicyError: if the text cannot be parsed, or the section cannot be edited without changing something else (for
+            example, another section uses an anchor of this one).
     """
     if text.startswith(BYTE_ORDER_MARK):
         return BYTE_ORDER_MARK + rewrite_section(text.removeprefix(BYTE_ORDER_MARK), section, value, comment, file)
@@ -56,7 +57,7 @@ def rewrite_section(
 
 
 def _read(text: str, file: str) -> Document:
-    """The document of a text; an empty one has no root. Raises PolicyError with every problem of the text."""
+    """Parse a text; an empty one has no root. Raises PolicyError with all problems of the text."""
     document = _parse(text, file)
     is_blank = not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
     if document.root is None and is_blank:
@@ -71,7 +72,7 @@ def _read(text: str, file: str) -> Document:
 
 
 def _ordered(data: dict[Any, Any], section: str) -> dict[Any, Any]:
-    """The data with the keys of one section sorted: their order means nothing, and that of the file stays."""
+    """Return the data with the keys of one section sorted, because their order is not compared."""
     value = data.get(section)
     if not isinstance(value, Mapping):
         return data

@@ -41,7 +41,7 @@ def given_folder() -> str | None:
 def with_model_of_folder(document: Document) -> Document:
     """Return the document with `model.model_config` merged into the `config.json` of the model folder.
 
-    Where the folder has no readable `config.json`, the document has a warning more.
+    If the folder has no readable `config.json`, the document gets a warning.
     """
     root, named = document.root, document.get(FOLDER_KEY)
     if root is None or root.entries is None:
@@ -87,9 +87,8 @@ def load_document(path: str | os.PathLike[str]) -> Document:
 
     `base_config` names a file or a list of files, relative to the folder of the file that names
     them. As in MindFormers, of several bases a later one replaces whole top-level keys of an earlier
-    one; the file itself is then merged into them key by key. Every value keeps the file it stands in.
-    `pretrained_model_dir` gives the model what the file does not say (`config.source`). What could not be read
-    is in the problems of the document.
+    one; the file itself is then merged into them key by key. Every value keeps its location. Missing model settings
+    come from `pretrained_model_dir`, see `with_model_of_folder`. Read errors are in the problems of the document.
     """
     return with_form(with_model_of_folder(_Loader().load(file_name(path), ())))
 

@@ -186,13 +186,13 @@ def read_seq_length(document: Document) -> int:
     return DEFAULT_SEQ_LENGTHS["legacy" if document.is_legacy else "newer"]
 
 
-# How a configuration trains: in graph mode or in PyNative mode, on what.
+# Execution mode and device.
 
-# What `context.mode` takes (mindformers/tools/utils.py, MODE); without the key it is graph mode.
+# Values of `context.mode` (mindformers/tools/utils.py, MODE); the default is graph mode.
 GRAPH = (0, "GRAPH_MODE")
 PYNATIVE = (1, "PYNATIVE_MODE")
 ASCEND = "Ascend"
-# Where the scheduler of a job listens (MindFormers' scripts/msrun_launcher.sh).
+# Default port of the scheduler of a job (MindFormers' scripts/msrun_launcher.sh).
 DEFAULT_MASTER_PORT = 8118
 
 
@@ -213,7 +213,7 @@ def is_on_cpu(document: Document) -> bool:
     return read_device_target(document) == "CPU"
 
 
-# What a configuration lets MindSpore take of a card: `context.max_device_memory`.
+# Limit of the device memory that MindSpore may use: `context.max_device_memory`.
 
 PATH = "context.max_device_memory"
 ALLOWED = 'a string such as "58GB"; GB is GiB there'
@@ -262,8 +262,8 @@ def read_device_memory(document: Document) -> DeviceMemory | None:
     return DeviceMemory(int(Decimal(node.value[:-2]) * 2**30), node.location)
 
 
-# Of the host memory that is available MindSpore pins so much for what is swapped, shared evenly by the ranks of a node
-# (`offload_cpu_size` of offload_context.cc, pin_mem_pool.cc; mindspore 2.9.0).
+# Fraction of the available host memory, in thousandths, that MindSpore pins for swapped tensors; the ranks of a node
+# share it evenly (`offload_cpu_size` of offload_context.cc, pin_mem_pool.cc; mindspore 2.9.0).
 PINNED_PERMILLE = 800
 
 

@@ -1,7 +1,8 @@
-"""Errors of PyYAML's parsers -> problems with the place of the mistake, which is often above the place of the error."""
+"""Convert errors of PyYAML's parsers to problems at the location of the mistake, often above that of the error."""
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import yaml
 
@@ -11,18 +12,33 @@ from mindswap.config.problem import Level, Location, Problem
 from mindswap.units import format_count
 
 RULE = "yaml-syntax"
-# A line that quotes which are not closed swallow: `key:`, or an element of a list.
+# A line inside a quoted scalar that looks like a key or an element of a list, so the quote was probably not closed.
 _KEY_LINE = re.compile(r"\s*(?:- )?[\w'\"{.-][^#]*?:(?:\s|$)|\s*- ")
 
 
+class _Description(NamedTuple):
+    """Text of a problem, as in `Problem`."""
+
+    message: str
+    allowed: str
+    fix: str
+
+
+class _Position(NamedTuple):
+    """A position in a text, from 0."""
+
+    line: int
+    column: int
+
+
 def syntax_problems(error: yaml.MarkedYAMLError, text: str, file: str, loader: type) -> list[Problem]:
-    """Problems of a text at which a parser stopped.
+    """Return the problems of a text at which a parser stopped.
 
     Args:
-        error: of the parser.
-        text: the whole text.
+        error: error of the parser.
+        text: the complete text.
         file: name for messages.
-        loader: class whose parser it was.
+        loader: loader class of the parser.
     """
     wide = list(_wide_characters(error, text, file, loader))
     if wide:
@@ -34,12 +50,11 @@ def syntax_problems(error: yaml.MarkedYAMLError, text: str, file: str, loader: t
     end = error.problem_mark
     if "flow" in (error.context or "") and begin is not None and end is not None and begin.line < end.line:
         location = mark_location(file, begin)
-    message, allowed, fix = _describe(error, text)
-    return [Problem(location, RULE, Level.ERROR, message, allowed, fix)]
+    return [Problem(location, RULE, Level.ERROR, *_describe(error, text))]
 
 
 def _wide_characters(error: yaml.MarkedYAMLError, text: str, file: str, loader: type) -> Iterator[Problem]:
-    """Characters that only look like YAML, if the text can be read further with those that are meant."""
+    """Yield a problem for each look-alike near the error, if replacing them moves the error further down."""
     lines = text.splitlines()
     last = error.problem_mark.line if error.problem_mark is not None else len(lines) - 1
     first = min(last, error.context_mark.line if error.context_mark is not None else last) - 1
@@ -59,7 +74,7 @@ def _wide_characters(error: yaml.MarkedYAMLError, text: str, file: str, loader: 
 
 
 def _find_parser_stop(text: str, loader: type) -> int | None:
-    """Line, from 0, at which the parser stops; None if it reads the whole text."""
+    """Return the line, from 0, at which the parser stops; None if it parses the complete text."""
     try:
         for _ in yaml.parse(text, Loader=loader):
             pass
@@ -70,14 +85,14 @@ def _find_parser_stop(text: str, loader: type) -> int | None:
     return None
 
 
-def _open_quote(error: yaml.MarkedYAMLError, text: str, loader: type) -> tuple[int, int] | None:
-    """Line and column, from 0, of a quote that swallows the keys of the lines below; None without one."""
+def _open_quote(error: yaml.MarkedYAMLError, text: str, loader: type) -> _Position | None:
+    """Return the position of a quote that is not closed, so that its text includes keys below; None without one."""
     lines = text.splitlines()
     try:
         for token in yaml.scan(text, Loader=loader):
             is_quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
             if is_quoted and _covers_key_line(lines, token.start_mark.line, token.end_mark.line):
-                return token.start_mark.line, token.start_mark.column
+                return _Position(token.start_mark.line, token.start_mark.column)
     except yaml.MarkedYAMLError as scan_error:
         error = scan_error
     except yaml.YAMLError:
@@ -85,7 +100,7 @@ def _open_quote(error: yaml.MarkedYAMLError, text: str, loader: type) -> tuple[i
     begin, end = error.context_mark, error.problem_mark
     if begin is None or end is None or "quoted scalar" not in (error.context or ""):
         return None
-    return (begin.line, begin.column) if begin.line < end.line else None
+    return _Position(begin.line, begin.column) if begin.line < end.line else None
 
 
 def _covers_key_line(lines: list[str], first: int, last: int) -> bool:
@@ -93,8 +108,8 @@ def _covers_key_line(lines: list[str], first: int, last: int) -> bool:
     return any(_KEY_LINE.match(line) for line in lines[first + 1 : last + 1])
 
 
-def _quote_problem(quote: tuple[int, int], text: str, file: str) -> Problem:
-    """Problem of a quote that is not closed in its line, with the text that it probably is about."""
+def _quote_problem(quote: _Position, text: str, file: str) -> Problem:
+    """Return the problem of a quote that is not closed in its line; the fix has the text that was probably meant."""
     number, column = quote
     line = text.splitlines()[number]
     mark, rest = line[column], line[column + 1 :]
@@ -105,72 +120,89 @@ def _quote_problem(quote: tuple[int, int], text: str, file: str) -> Problem:
     return Problem(Location(file, number + 1, column + 1), RULE, Level.ERROR, message, fix=f"{mark}{content}{mark}")
 
 
-def _describe(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str, str]:
-    """Message, allowed and fix; both parsers of PyYAML have their own words for each mistake."""
-    problem = error.problem or ""
-    message = ", ".join(part for part in (error.context, problem) if part) or "no valid YAML"
-    place = error.problem_mark
+def _describe(error: yaml.MarkedYAMLError, text: str) -> _Description:
+    """Describe an error; both parsers of PyYAML have their own wording for each mistake."""
+    problem, context = error.problem or "", error.context or ""
+    message = ", ".join(part for part in (context, problem) if part) or "no valid YAML"
+    position = error.problem_mark
     lines = text.splitlines()
-    number = min(place.line, len(lines) - 1) if place is not None else 0
+    number = min(position.line, len(lines) - 1) if position is not None else 0
     line = lines[number] if lines else ""
     if "'\\t'" in message or "tab" in message:
-        return "tab used for indentation", "spaces", "replace the tab by spaces"
+        return _Description("tab used for indentation", "spaces", "replace the tab by spaces")
     if "unknown escape" in problem:
-        return _escape_message(line, place.column if place is not None else 0)
+        return _describe_escape(line, position.column if position is not None else 0)
     if problem.startswith("mapping values are not allowed"):
-        before = line[: place.column] if place is not None else line
-        if ": " in before:
-            return "a second ': ' in one line", "one key in a line", "put the value in quotes, or begin a new line"
-        return _indentation_message(lines, number)
+        before = line[: position.column] if position is not None else line
+        return _describe_second_colon() if ": " in before else _describe_indentation(lines, number)
     if "expected <block end>" in problem or problem.startswith("did not find expected '-' indicator"):
-        return _indentation_message(lines, number)
-    begin = error.context_mark
-    opened = f" that begins in line {begin.line + 1}" if begin is not None else ""
-    if "flow" in (error.context or ""):
-        kind = "list" if "sequence" in (error.context or "") else "mapping"
-        end = "]" if kind == "list" else "}"
-        if begin is not None and place is not None and begin.line < place.line:
-            fix = f"add '{end}' at its end; line {place.line + 1} does not fit"
-            return f"the {kind} in brackets that begins here is not closed", f"',' or '{end}'", fix
-        return f"the {kind} in brackets{opened} is not closed", f"',' or '{end}'", f"add '{end}', or ',' before this"
-    if "quoted scalar" in (error.context or ""):
-        return f"the quoted text{opened} is not closed", "", "add the closing quote"
+        return _describe_indentation(lines, number)
+    if "flow" in context or "quoted scalar" in context:
+        return _describe_unclosed(error)
     if "expected ':'" in problem:
-        place = begin if begin is not None else place
-        return _missing_key_problem(place.line if place is not None else number)
+        start = error.context_mark if error.context_mark is not None else position
+        return _describe_missing_key(start.line if start is not None else number)
     if "did not find expected key" in problem:
-        return _indentation_message(lines, number)
-    return message, "", "put the value in quotes, if it is a text"
+        return _describe_indentation(lines, number)
+    return _Description(message, "", "put the value in quotes, if it is a text")
 
 
-def _missing_key_problem(number: int) -> tuple[str, str, str]:
-    return f"line {number + 1} is not 'key: value'", "", "write 'key: value', or put the text behind its key"
+def _describe_second_colon() -> _Description:
+    fix = "put the value in quotes, or begin a new line"
+    return _Description("a second ': ' in one line", "one key in a line", fix)
 
 
-def _escape_message(line: str, column: int) -> tuple[str, str, str]:
-    r"""`"attention\.x"`: patterns are full of backslashes, and only single quotes leave them alone."""
-    quoted = next((match for match in re.finditer(r'"([^"]*)"', line) if match.start() <= column < match.end()), None)
+def _describe_unclosed(error: yaml.MarkedYAMLError) -> _Description:
+    """Describe a list, mapping or quoted text that is not closed."""
+    context, begin, position = error.context or "", error.context_mark, error.problem_mark
+    opened = f" that begins in line {begin.line + 1}" if begin is not None else ""
+    if "flow" not in context:
+        return _Description(f"the quoted text{opened} is not closed", "", "add the closing quote")
+    kind, end = ("list", "]") if "sequence" in context else ("mapping", "}")
+    allowed = f"',' or '{end}'"
+    if begin is not None and position is not None and begin.line < position.line:
+        fix = f"add '{end}' at its end; line {position.line + 1} does not fit"
+        return _Description(f"the {kind} in brackets that begins here is not closed", allowed, fix)
+    return _Description(f"the {kind} in brackets{opened} is not closed", allowed, f"add '{end}', or ',' before this")
+
+
+def _describe_missing_key(number: int) -> _Description:
+    fix = "write 'key: value', or put the text behind its key"
+    return _Description(f"line {number + 1} is not 'key: value'", "", fix)
+
+
+def _describe_escape(line: str, column: int) -> _Description:
+    r"""Describe an escape such as `"attention\.x"`: backslashes of patterns are literal in single quotes only."""
+    matches = re.finditer(r'"([^"]*)"', line)
+    quoted = next((match for match in matches if match.start() <= column < match.end()), None)
     fix = f"single quotes: '{quoted[1]}'" if quoted is not None and "'" not in quoted[1] else "single quotes"
-    return r"in double quotes '\' begins an escape, and this is none", "single quotes for patterns", fix
+    message = r"in double quotes '\' begins an escape, and this is none"
+    return _Description(message, "single quotes for patterns", fix)
 
 
-def _indentation_message(lines: list[str], number: int) -> tuple[str, str, str]:
-    """A line that begins in a column where no key, and no element of a list, above it does."""
-    columns: list[int] = []  # of the blocks that are open above the line
-    for line in lines[:number]:
-        begin = len(line) - len(line.lstrip(" "))
-        if line.strip() and not line.lstrip().startswith("#"):
-            dashes = len(line) - len(line.lstrip(" -")) if line.lstrip().startswith("- ") else begin
-            columns = [*(column for column in columns if column < begin), *dict.fromkeys((begin, dashes))]
+def _describe_indentation(lines: list[str], number: int) -> _Description:
+    """Describe a line whose column is not that of any open block above."""
+    columns = _open_columns(lines[:number])
     line = lines[number] if lines else ""
     begin = len(line) - len(line.lstrip(" "))
     if begin in columns or not columns:
         above = next((at for at in range(number - 1, -1, -1) if lines[at].strip()), None)
         if above is not None and not re.search(r":(\s|$)|^\s*(#|- )", lines[above]):
-            return _missing_key_problem(above)
-        what = "the indentation, or the kind of this line, does not fit the lines above"
-        return what, "", "indent it as its neighbours"
+            return _describe_missing_key(above)
+        message = "the indentation, or the kind of this line, does not fit the lines above"
+        return _Description(message, "", "indent it as its neighbours")
     allowed = ", ".join(str(column) for column in columns)
-    best = min(columns, key=lambda column: (abs(column - begin), -column))
-    what = f"wrong indentation: {format_count(begin, 'space')}, where no open block above has as many"
-    return what, f"{allowed} spaces", f"indent the line by {format_count(best, 'space')}"
+    nearest = min(columns, key=lambda column: (abs(column - begin), -column))
+    message = f"wrong indentation: {format_count(begin, 'space')}, where no open block above has as many"
+    return _Description(message, f"{allowed} spaces", f"indent the line by {format_count(nearest, 'space')}")
+
+
+def _open_columns(lines: list[str]) -> list[int]:
+    """Return the columns of the blocks that are open after some lines."""
+    columns: list[int] = []
+    for line in lines:
+        begin = len(line) - len(line.lstrip(" "))
+        if line.strip() and not line.lstrip().startswith("#"):
+            dashes = len(line) - len(line.lstrip(" -")) if line.lstrip().startswith("- ") else begin
+            columns = [*(column for column in columns if column < begin), *dict.fromkeys((begin, dashes))]
+    return columns

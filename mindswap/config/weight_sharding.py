@@ -1,6 +1,6 @@
-"""Cuts of weights by the parallel optimizer, as a configuration says it.
+"""Weight sharding settings of the parallel optimizer, and the position of a rank in the parallel layout.
 
-`graph.passes.gather` says what that does to a step, and names the sources.
+`graph.passes.gather` applies the sharding to a step, and names the sources.
 """
 
 import math
@@ -10,7 +10,7 @@ from mindswap.config.nodes import Document, is_int
 from mindswap.config.pipeline_layout import read_pipeline
 from mindswap.errors import GraphError
 
-# Where a rank stands among the parallel splits of a configuration.
+# Position of a rank in the parallel layout.
 
 # `parallel.parallel_mode` with MindFormers' names, and with MindSpore's, by which a run replaces them.
 SEMI_AUTO_MODES = (1, "SEMI_AUTO_PARALLEL", "semi_auto_parallel")
@@ -27,7 +27,7 @@ def is_split(document: Document) -> bool:
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """The place of a rank in the parallel layout of a training."""
+    """The position of a rank in the parallel layout of a training."""
 
     rank: int  # number of the rank
     num_ranks: int  # ranks of the training

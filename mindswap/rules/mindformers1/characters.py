@@ -36,16 +36,21 @@ def find_wide_characters(document: Document, sections: Collection[str], level: L
         level: of what is in these sections.
     """
     for wide in document.wide:
-        is_exclusive = wide.section in sections or (wide.is_key and wide.meant.strip() in (*sections, "swap", "enable"))
+        is_exclusive = wide.section in sections or (
+            wide.is_key and wide.ascii_text.strip() in (*sections, "swap", "enable")
+        )
         if not is_exclusive and not wide.is_key and not _is_syntax(wide):
             continue
         message = f"{wide.path}: YAML reads the character {name_character(wide.character)} as text"
         yield Finding(
-            wide.location, message, fix=f"write {wide.meant.strip()}", level=level if is_exclusive else Level.WARNING
+            wide.location,
+            message,
+            fix=f"write {wide.ascii_text.strip()}",
+            level=level if is_exclusive else Level.WARNING,
         )
 
 
 def _is_syntax(wide: WideCharacter) -> bool:
     """Return whether the value would be a number, a bool, a list or a quoted text as it is meant."""
-    read = parse_document(f"value: {wide.meant}", "")
-    return not read.problems and read.value("value") != wide.meant.strip()
+    read = parse_document(f"value: {wide.ascii_text}", "")
+    return not read.problems and read.value("value") != wide.ascii_text.strip()
