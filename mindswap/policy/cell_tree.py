@@ -231,10 +231,10 @@ def _tables() -> tuple[dict[str, Any], ...]:
 
 
 def _tree(cells: dict[str, str], kind: str, name: str = "") -> CellNode:
-    """Build the tree of a cell from a table, which has each kind of cell once, with its children by name.
+    """Build the tree of a cell from a table of cell variants.
 
-    `norm:RmsNorm attention=LLamaAttention/2` are two children, a primitive and a cell; behind `/` is the number of the
-    kind, where a class has several.
+    In `norm:RmsNorm attention=LLamaAttention/2`, `:` precedes the type of a primitive and `=` the variant of a cell;
+    `/2` numbers the variants of a class.
     """
     parts = (regex.split("([:=])", child) for child in cells[kind].split())
     children = (

@@ -1,6 +1,6 @@
 """Operators that the patterns of a policy match, computed once per pattern and layer class.
 
-An operator is a leaf of the tree: a primitive, or a cell that holds neither cells nor primitives.
+An operator is a leaf of the tree: a primitive, or a cell without children.
 """
 
 from collections.abc import Callable, Mapping, Sequence

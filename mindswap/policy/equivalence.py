@@ -19,10 +19,10 @@ def first_recompute_difference(before: Policy, after: Policy, num_layers: int, t
     """Return the first difference in recompute of two policies in words; "" if they agree.
 
     Args:
-        before: with swap on, or from `as_applied`.
-        after: the same.
-        num_layers: of the model.
-        trees: the layers; None compares whole layers and flags only.
+        before: a policy with swap on, or from `as_applied`.
+        after: likewise.
+        num_layers: layers of the model.
+        trees: cell tree of each layer; None compares full layers and flags only.
     """
     for flag in RECOMPUTE_FLAGS:
         if getattr(before, flag) != getattr(after, flag):

@@ -1,1 +1,1 @@
-"""Options of Megatron-LM: launch script, options, their validity, and the policy that they mean."""
+"""Options of Megatron-LM: read from a launch script, validated, and converted to a policy."""

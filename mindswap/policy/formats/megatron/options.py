@@ -1,4 +1,4 @@
-"""Megatron-LM's options that decide recomputation, offloading and where a layer is."""
+"""Options of Megatron-LM for recomputation, offloading and the distribution of layers over stages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -26,10 +26,10 @@ class OptionKind(Enum):
 class Option:
     """One option of Megatron-LM."""
 
-    kind: OptionKind  # what it takes
-    help: str  # for `--help`
-    choices: tuple[str, ...]  # of a CHOICE
-    field: str = ""  # name of the attribute of `MegatronOptions`
+    kind: OptionKind  # kind of its value
+    help: str  # text of `--help`
+    choices: tuple[str, ...]  # accepted values of a CHOICE
+    field: str = ""  # attribute of `MegatronOptions`
 
 
 def _option(kind: OptionKind, help: str, *choices: str) -> Any:
@@ -39,7 +39,7 @@ def _option(kind: OptionKind, help: str, *choices: str) -> Any:
 
 @dataclass(frozen=True)
 class MegatronOptions:
-    """The options that decide; None and False where one is not given."""
+    """Values of the options; None or False if an option is missing."""
 
     recompute_activations: bool = _option(OptionKind.FLAG, "same as --recompute-granularity selective")
     recompute_granularity: str | None = _option(OptionKind.CHOICE, "full layers, or parts of them", "full", "selective")
@@ -66,36 +66,36 @@ class MegatronOptions:
     account_for_embedding_in_pipeline_split: bool = _option(OptionKind.FLAG, "the embedding counts as a layer")
     account_for_loss_in_pipeline_split: bool = _option(OptionKind.FLAG, "the loss counts as a layer")
     pipeline_model_parallel_layout: str | None = _option(OptionKind.TEXT, "not supported")
-    places: tuple[tuple[str, Location], ...] = ()  # where each given option stands, by field name
+    locations: tuple[tuple[str, Location], ...] = ()  # (attribute, location) of each given option
 
     def location_of(self, field: str) -> Location:
-        """Place of an option; of the first option at all where it is not given."""
-        places = dict(self.places)
-        return places.get(field) or next(iter(places.values()), Location("command line"))
+        """Return the location of an option; that of the first given option if it is missing."""
+        locations = dict(self.locations)
+        return locations.get(field) or next(iter(locations.values()), Location("command line"))
 
     def override(self, other: "MegatronOptions") -> "MegatronOptions":
-        """These options, with those that `other` gives in their place."""
-        given = {name: getattr(other, name) for name, _ in other.places}
-        kept = tuple((name, place) for name, place in self.places if name not in given)
-        return replace(self, **given, places=kept + other.places)
+        """Return these options, overridden by the given options of `other`."""
+        given = {name: getattr(other, name) for name, _ in other.locations}
+        kept = tuple((name, location) for name, location in self.locations if name not in given)
+        return replace(self, **given, locations=kept + other.locations)
 
     @property
     def num_recomputed(self) -> int:
-        """--recompute-num-layers; 1 where it is not given, Megatron's default."""
+        """Value of --recompute-num-layers; default 1, as in Megatron-LM."""
         return self.recompute_num_layers or 1
 
     @property
     def granularity(self) -> str | None:
-        """`full`, `selective` or None; --recompute-activations decides where it is given."""
+        """`full`, `selective` or None; --recompute-activations takes precedence."""
         return "selective" if self.recompute_activations else self.recompute_granularity
 
 
 def option_name(field: str) -> str:
-    """An option as on the command line, e.g. `--recompute-method`."""
+    """Return the name of an option on the command line, e.g. `--recompute-method`."""
     return "--" + field.replace("_", "-")
 
 
-# By their names on the command line.
+# Name on the command line -> option.
 OPTIONS: dict[str, Option] = {
     option_name(option_field.name): replace(option_field.metadata["option"], field=option_field.name)
     for option_field in fields(MegatronOptions)
@@ -103,7 +103,7 @@ OPTIONS: dict[str, Option] = {
 }
 
 
-# Options that were pasted into a YAML file, where they are keys.
+# Options of Megatron-LM that a YAML file has as keys.
 
 
 def is_option_key(key: object) -> bool:
@@ -112,12 +112,12 @@ def is_option_key(key: object) -> bool:
 
 
 def find_pasted_options(entries: Iterable[MappingEntry], section: str, file: str) -> Finding | None:
-    """Finding about the keys of a section that are options of Megatron-LM; None without one.
+    """Return a finding about keys of a section that are options of Megatron-LM; None without one.
 
     Args:
-        entries: of the section.
-        section: its key path; "" for the top level.
-        file: the configuration, for the command that converts it.
+        entries: entries of the section.
+        section: key path of the section; "" for the top level.
+        file: name of the configuration, for the suggested command.
     """
     pasted = [entry for entry in entries if is_option_key(entry.key)]
     if not pasted:
@@ -132,7 +132,7 @@ def find_pasted_options(entries: Iterable[MappingEntry], section: str, file: str
 
 
 def _command_words(name: str, node: DocumentNode) -> list[str]:
-    """An option and its values as on the command line; nothing for a flag that is off."""
+    """Return an option and its values as words of a command line; empty for a flag that is off."""
     if isinstance(node.value, bool) or node.is_null:
         return [name] if node.value else []
     values = [item.value for item in node.items] if node.items is not None else [node.value]
@@ -140,9 +140,9 @@ def _command_words(name: str, node: DocumentNode) -> list[str]:
 
 
 def read_tokens(tokens: Sequence[str]) -> dict[str, list[str]]:
-    """The options among the words of a command, each with its values; others are passed over.
+    """Return the values of each known option in the words of a command; other words are skipped.
 
-    As with argparse, the last one counts where an option stands twice.
+    If an option is repeated, the last occurrence applies, as in argparse.
     """
     values_by_option: dict[str, list[str]] = {}
     name = None
@@ -159,11 +159,16 @@ def read_tokens(tokens: Sequence[str]) -> dict[str, list[str]]:
 
 
 def read_options(
-    given: Mapping[str, Sequence[str]], places: Mapping[str, Location]
+    given: Mapping[str, Sequence[str]], locations: Mapping[str, Location]
 ) -> tuple[MegatronOptions, tuple[Problem, ...]]:
-    """Options from their values as text, by the names of the options, and where each stands.
+    """Parse the values of options.
 
-    Gives those that could be read, and why the others could not.
+    Args:
+        given: option name -> values as text.
+        locations: option name -> location.
+
+    Returns:
+        The valid options, and a problem for each invalid one.
     """
     values: dict[str, object] = {}
     problems = []
@@ -177,7 +182,7 @@ def read_options(
             message = f"{name}: {shown} is {reason}" if texts else f"{name}: has no value"
             problems.append(
                 Problem(
-                    location=places[name],
+                    location=locations[name],
                     rule=RULE,
                     level=Level.ERROR,
                     message=message,
@@ -188,12 +193,12 @@ def read_options(
             )
         else:
             values[option.field] = value
-    located = tuple((OPTIONS[name].field, places[name]) for name in given if OPTIONS[name].field in values)
-    return MegatronOptions(**values, places=located), tuple(problems)  # type: ignore[arg-type]
+    located = tuple((OPTIONS[name].field, locations[name]) for name in given if OPTIONS[name].field in values)
+    return MegatronOptions(**values, locations=located), tuple(problems)  # type: ignore[arg-type]
 
 
 def _read_value(option: Option, texts: Sequence[str]) -> tuple[object, str]:
-    """The value, None if the text does not fit, and what would be allowed."""
+    """Return the value, None if the text is invalid, and the allowed values in words."""
     text = " ".join(texts)
     if option.kind is OptionKind.FLAG:
         return True, ""
@@ -209,5 +214,5 @@ def _read_value(option: Option, texts: Sequence[str]) -> tuple[object, str]:
 
 
 def _names(texts: Iterable[str]) -> Iterable[str]:
-    """Names in order, each once; a shell may have them joined in one word."""
+    """Return unique names in order; a shell variable may hold several in one word."""
     return dict.fromkeys(name for text in texts for name in text.split())

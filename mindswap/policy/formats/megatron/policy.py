@@ -1,4 +1,4 @@
-"""Megatron-LM's options -> a policy in exact layer indices."""
+"""Convert options of Megatron-LM to a policy with layer indices."""
 
 from dataclasses import dataclass
 
@@ -10,26 +10,33 @@ from mindswap.policy.formats.megatron.validity import block_layers, find_problem
 from mindswap.policy.model import NO_LAYERS, Layers, OpRecompute, OpSwap, Policy, union_layers
 from mindswap.policy.wording import format_layers
 
-# Megatron's module names -> operators of a model, from data/megatron/modules.json.
+# Operators of a model for the module names of Megatron-LM, from data/megatron/modules.json.
 
 
 @dataclass(frozen=True)
 class NamedOperators:
-    """A pattern, and the layers in which a module is what it names."""
+    """Operators that correspond to a module: a pattern, and the layers in which it applies."""
 
     pattern: str
     layers: Layers
 
 
 def megatron_module_names() -> dict[str, list[str]]:
-    """The names that Megatron takes, for `recompute` and for `offload`."""
+    """Return the module names that Megatron-LM accepts, by purpose: `recompute` and `offload`."""
     return package_data("megatron/modules.json")["known"]
 
 
 def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[NamedOperators, ...]:
-    """Operators that a module of Megatron is in a model; empty if the model has nothing like it.
+    """Return the operators of a model that correspond to a module of Megatron-LM.
 
-    `purpose` is `recompute` or `offload`.
+    Args:
+        module: name of the module.
+        purpose: `recompute` or `offload`.
+        use_legacy: whether the model is a legacy one.
+        trees: cell tree of each layer.
+
+    Returns:
+        The operators; empty if the model has no counterpart.
     """
     operators = []
     for entry in _modules(purpose, use_legacy).get(module, ()):
@@ -41,7 +48,7 @@ def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTree
 
 
 def available_modules(purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[str, ...]:
-    """The names that stand for something in a model."""
+    """Return the module names with a counterpart in a model."""
     names = _modules(purpose, use_legacy)
     return tuple(name for name in names if find_operators(name, purpose, use_legacy, trees))
 
@@ -58,20 +65,23 @@ def _holds(entry: dict[str, str], tree: CellNode) -> bool:
 
 @dataclass(frozen=True)
 class MegatronPolicy:
-    """Policy of the options."""
+    """Policy converted from options."""
 
     policy: Policy | None  # with swap enabled; None if there is an error
     problems: tuple[Problem, ...]  # errors and warnings
-    summary: tuple[str, ...] = ()  # one line for each part, in words
+    summary: tuple[str, ...] = ()  # one line per converted setting, in words
 
 
 def policy_of_megatron(
     options: MegatronOptions, use_legacy: bool, trees: LayerTrees | None, num_prefetch_ops: int
 ) -> MegatronPolicy:
-    """The policy of Megatron-LM's options, `num_layers` among them, for a model of MindFormers.
+    """Convert options of Megatron-LM to a policy for a model of MindFormers.
 
-    `trees` are its layers; None if they are not known, which only module names need. Megatron has no distance like
-    `num_prefetch_ops`, at which what is offloaded comes back.
+    Args:
+        options: the options, including `num_layers`.
+        use_legacy: whether the model is a legacy one.
+        trees: cell tree of each layer, needed for module names only; None if not known.
+        num_prefetch_ops: prefetch distance in operators, which Megatron-LM does not have.
     """
     problems = find_problems(options, megatron_module_names())
     if not find_errors(problems):
@@ -115,7 +125,7 @@ class _Translation:
         )
 
     def _full(self) -> tuple[Layers, Layers]:
-        """Layers that are recomputed whole, and those of them that do not keep their output."""
+        """Return the fully recomputed layers, and those of them whose output is not kept."""
         num_layers, count = self.options.num_layers, self.options.num_recomputed
         if num_layers is None:
             raise AssertionError("full recompute of an unknown number of layers")
@@ -142,7 +152,7 @@ class _Translation:
         return all_layers, inner
 
     def _operators(self, purpose: str, modules: tuple[str, ...]) -> dict[str, Layers]:
-        """Pattern -> layers of all modules; a module that the model does not have is a problem."""
+        """Map the patterns of modules to layers; a module without a counterpart in the model is a problem."""
         layers_by_pattern: dict[str, Layers] = {}
         field = f"{purpose}_modules"
         if self.trees is None:

@@ -1,9 +1,9 @@
-"""The words of the Megatron command in a launch script. The script is read, never run.
+"""Extract the words of the Megatron-LM command from a launch script, without running the script.
 
-What is followed: variables and arrays that the script sets (`GPT_ARGS="..."`, `ARGS=(...)`, `+=`), `${NAME:-default}`
-where the script does not set NAME, continued lines, comments, here-documents, and commands inside quotes
-(`sh -c "python ..."`). What depends on the environment, on a command or on a condition stays as it is written,
-so that an option which needs it can say so.
+Supported: variables and arrays that the script sets (`GPT_ARGS="..."`, `ARGS=(...)`, `+=`), `${NAME:-default}` if the
+script does not set NAME, continued lines, comments, here-documents, and commands in quotes (`sh -c "python ..."`).
+Variables that depend on the environment, on a command or on a condition are not expanded, so that the options that use
+them can be reported.
 """
 
 import re
@@ -31,10 +31,10 @@ _OPENS, _CLOSES = {"if", "for", "while", "until", "case", "select"}, {"fi", "don
 
 
 class ScriptError(MindswapError):
-    """The script cannot be read, or does not say which options hold.
+    """The script cannot be parsed, or has no unambiguous options.
 
     Attributes:
-        line: number of the line, from 1; 0 for the whole script.
+        line: number of the line, from 1; 0 for the complete script.
     """
 
     def __init__(self, message: str, line: int = 0):
@@ -46,15 +46,15 @@ class ScriptError(MindswapError):
 class Command:
     """Command of a script."""
 
-    words: tuple[str, ...]  # of the command with Megatron's options, variables replaced
-    unknown: tuple[str, ...]  # words that stand for arguments which are not known, e.g. `$EXTRA_ARGS`
+    words: tuple[str, ...]  # words of the command, variables expanded
+    unknown: tuple[str, ...]  # words whose value is not known and may hold options, e.g. `$EXTRA_ARGS`
 
 
 def find_command(text: str) -> Command:
-    """The command of a script that has Megatron's options; the text may be nothing but such options.
+    """Find the command with options of Megatron-LM in a script; the text may consist of options only.
 
     Raises:
-        ScriptError: there is none, or several that differ, or quotes are not closed.
+        ScriptError: if there is no such command, or several with different options, or quotes are not closed.
     """
     shell = _Shell()
     commands = []
@@ -78,7 +78,7 @@ def find_command(text: str) -> Command:
 
 
 def _unknown_arguments(words: list[str]) -> Iterator[str]:
-    """Variables that are no value of an option and so may be any options."""
+    """Yield variables that are not the value of an option, so they may hold options."""
     for before, word in zip(["", *words], words, strict=False):
         is_flag = before in OPTIONS and OPTIONS[before].kind is OptionKind.FLAG
         takes_value = before.startswith("--") and "=" not in before and not is_flag
@@ -87,20 +87,20 @@ def _unknown_arguments(words: list[str]) -> Iterator[str]:
 
 
 def option_line(text: str, option: str) -> int:
-    """The first line that names an option outside of a comment, from 1; 0 if none does."""
+    """Return the number of the first line with an option outside of a comment, from 1; 0 if there is none."""
     match = re.search(rf"^[^#\n]*?(?<![\w-]){re.escape(option)}(?![\w-])", text, re.MULTILINE)
     return text.count("\n", 0, match.end()) + 1 if match else 0
 
 
 @dataclass
 class _Shell:
-    """Variables as far as they are known: None for what only a run would tell."""
+    """Variables of a script; None for values that only a run determines."""
 
     values: dict[str, str | None] = field(default_factory=dict)
     depth: int = 0
 
     def run(self, statement: str) -> list[str]:
-        """Take in one statement; gives the words of a command, none of an assignment."""
+        """Process one statement: an assignment sets variables, and a command returns its expanded words."""
         while True:
             first = statement.split(maxsplit=1)[0] if statement.strip() else ""
             self.depth = max(0, self.depth + (first in _OPENS) - (first in _CLOSES))
@@ -152,7 +152,7 @@ def _split(text: str) -> list[str]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each statement, without comments; lines inside quotes and parentheses belong together."""
+    """Yield line number and text of each statement without comments; quotes and parentheses may span lines."""
     text = _HEREDOC.sub(lambda match: match[3] + "\n" * match[0].count("\n"), text.replace("\r\n", "\n"))
     statement, depth, line, start = "", 0, 1, 1
     for match in _TOKEN.finditer(text):

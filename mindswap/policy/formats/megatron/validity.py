@@ -1,11 +1,11 @@
-"""Refusals of Megatron-LM, as problems: all at once, where Megatron stops at the first.
+"""Validate options as Megatron-LM does, but report all problems, not only the first.
 
 Source: validate_args of megatron/training/arguments.py, TransformerConfig.__post_init__, and checkpointed_forward of
-megatron/core/recompute.py (commit d98e8a6): it cuts counts to the layers of a chunk, and says nothing.
+megatron/core/recompute.py (commit d98e8a6), which silently limits counts to the layers of a chunk.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindswap.config.pipeline_layout import Layout
 from mindswap.config.problem import Level, Problem
@@ -14,17 +14,17 @@ from mindswap.files import package_data
 from mindswap.policy.formats.megatron.options import RULE, MegatronOptions, option_name
 from mindswap.units import format_count
 
-# Which layers a pipeline stage and a virtual chunk have, and which of them `block` and `uniform` recompute.
+# Layers of each pipeline stage and virtual chunk, and those of them that `block` and `uniform` recompute.
 #
 # Source: get_transformer_layer_offset and get_num_layers_to_build of megatron/core/transformer, checkpointed_forward
 # of megatron/core/recompute.py.
 
 
 class PlacementError(MindswapError):
-    """Megatron refuses to spread the layers like this.
+    """Megatron-LM refuses to distribute the layers as requested.
 
     Attributes:
-        field: the option that does not fit.
+        field: attribute of the option that is wrong.
     """
 
     def __init__(self, field: str, message: str):
@@ -33,10 +33,10 @@ class PlacementError(MindswapError):
 
 
 def place_layers(options: MegatronOptions, num_layers: int) -> Layout:
-    """The layers of each stage and chunk, of so many layers of the model.
+    """Distribute `num_layers` layers over stages and chunks as Megatron-LM does.
 
     Raises:
-        PlacementError: where Megatron would stop.
+        PlacementError: if Megatron-LM refuses the options.
     """
     num_stages = options.pipeline_model_parallel_size or 1
     first, last = options.decoder_first_pipeline_num_layers, options.decoder_last_pipeline_num_layers
@@ -84,12 +84,12 @@ def _divide(number: int, divisor: int, field: str, units: str, divisor_name: str
 
 
 def block_layers(layout: Layout, num_layers: int) -> tuple[int, ...]:
-    """The first `num_layers` layers of each chunk of each stage."""
+    """Return the first `num_layers` layers of each chunk of each stage."""
     return tuple(index for cell in layout.cells() for index in cell.layers[:num_layers])
 
 
 def group_ends(layout: Layout, group_size: int) -> Iterator[int]:
-    """The last layer of each group; groups begin anew in every chunk of every stage."""
+    """Yield the last layer of each group of `group_size` layers; groups do not cross chunks."""
     for cell in layout.cells():
         for position, index in enumerate(cell.layers, 1):
             if position % group_size == 0 or position == len(cell.layers):
@@ -97,27 +97,41 @@ def group_ends(layout: Layout, group_size: int) -> Iterator[int]:
 
 
 INSIDE_MOE = ("moe_act", "expert_fc1", "fused_group_mlp")
-Finding = tuple[str, str, str, str]  # option, message, allowed, fix
+
+
+class _OptionProblem(NamedTuple):
+    """Problem of one option."""
+
+    field: str  # attribute of `MegatronOptions`
+    message: str
+    allowed: str = ""
+    fix: str = ""
+    level: Level = Level.ERROR
 
 
 def find_problems(options: MegatronOptions, module_names: dict[str, list[str]]) -> tuple[Problem, ...]:
-    """Every reason for which Megatron would stop, and what mindswap needs and does not find.
+    """Return all reasons for which Megatron-LM refuses the options, and settings that mindswap needs but are missing.
 
-    `module_names` are the module names that Megatron takes, for `recompute` and for `offload`.
+    Args:
+        options: the options.
+        module_names: module names that Megatron-LM accepts, by purpose (`recompute`, `offload`).
     """
-    names = ((Level.ERROR, error) for error in _check_names(options, module_names))
-    problems = (*_find_listed(options, module_names), *names, *_check_layers(options))
+    problems = (
+        *_find_listed(options, module_names),
+        *_check_names(options, module_names),
+        *_check_layers(options),
+    )
     return tuple(
         Problem(
-            location=options.location_of(field),
+            location=options.location_of(problem.field),
             rule=RULE,
-            level=level,
-            message=f"{option_name(field)}: {message}",
-            allowed=allowed,
-            fix=fix,
-            subject=option_name(field),
+            level=problem.level,
+            message=f"{option_name(problem.field)}: {problem.message}",
+            allowed=problem.allowed,
+            fix=problem.fix,
+            subject=option_name(problem.field),
         )
-        for level, (field, message, allowed, fix) in problems
+        for problem in problems
     )
 
 
@@ -131,8 +145,8 @@ _CONDITIONS: dict[str, Callable[[Any, str], bool]] = {
 }
 
 
-def _find_listed(options: MegatronOptions, module_names: dict[str, list[str]]) -> Iterator[tuple[Level, Finding]]:
-    """What data/megatron/validity.yaml has."""
+def _find_listed(options: MegatronOptions, module_names: dict[str, list[str]]) -> Iterator[_OptionProblem]:
+    """Yield the problems whose conditions in data/megatron/validity.yaml hold."""
     size = options.tensor_model_parallel_size or 1
     values = vars(options) | {"granularity": options.granularity, "tensor_model_parallel_size": size}
     texts = values | {purpose: ", ".join(names) for purpose, names in module_names.items()}
@@ -140,34 +154,35 @@ def _find_listed(options: MegatronOptions, module_names: dict[str, list[str]]) -
         conditions = (condition.split() for condition in rule["when"])
         if all(_CONDITIONS[name](values[option], "".join(word)) for option, name, *word in conditions):
             message, allowed, fix = (rule.get(part, "").format(**texts) for part in ("message", "allowed", "fix"))
-            yield Level(rule["level"]), (rule["option"], message, allowed, fix)
+            yield _OptionProblem(rule["option"], message, allowed, fix, Level(rule["level"]))
 
 
-def _check_names(options: MegatronOptions, module_names: dict[str, list[str]]) -> Iterator[Finding]:
+def _check_names(options: MegatronOptions, module_names: dict[str, list[str]]) -> Iterator[_OptionProblem]:
     recompute, offload = options.recompute_modules or (), options.offload_modules or ()
     offload = offload if options.fine_grained_activation_offloading else ()
     for purpose, names in (("recompute", recompute), ("offload", offload)):
         if unknown := [name for name in names if name not in module_names[purpose]]:
-            yield f"{purpose}_modules", f"{', '.join(unknown)}: no such module", ", ".join(module_names[purpose]), ""
+            message = f"{', '.join(unknown)}: no such module"
+            yield _OptionProblem(f"{purpose}_modules", message, ", ".join(module_names[purpose]))
     inside = [name for name in offload if name in INSIDE_MOE]
     if options.granularity == "selective" and "moe" in recompute and inside:
         message = f"{', '.join(inside)}: inside moe, which --recompute-modules has whole"
-        yield "offload_modules", message, "", "delete one of the two"
+        yield _OptionProblem("offload_modules", message, fix="delete one of the two")
 
 
-def _check_layers(options: MegatronOptions) -> Iterator[tuple[Level, Finding]]:
-    """Layers that cannot be spread, and a count above those of a chunk: Megatron-LM takes all that there are."""
+def _check_layers(options: MegatronOptions) -> Iterator[_OptionProblem]:
+    """Yield problems of the distribution of layers, and of counts above the layers of a chunk, which are limited."""
     virtual = (options.num_layers_per_virtual_pipeline_stage, options.num_virtual_stages_per_pipeline_rank)
     if options.num_layers is None or options.pipeline_model_parallel_layout is not None or all(virtual):
         return
     try:
         layout = place_layers(options, options.num_layers)
     except PlacementError as error:
-        yield Level.ERROR, (error.field, f"{error}; Megatron-LM refuses it too", "", "")
+        yield _OptionProblem(error.field, f"{error}; Megatron-LM refuses it too")
         return
     count, largest = options.recompute_num_layers, max(max(row) for row in layout.sizes)
     if options.granularity == "full" and count is not None and count > largest:
         where = "a virtual chunk" if len(layout.sizes) > 1 else "a pipeline stage"
         message = f"{count}: {where} has {format_count(largest, 'layer')}, so that many are taken"
         fix = f"--recompute-num-layers {largest}"
-        yield Level.WARNING, ("recompute_num_layers", message, f"1 to {largest}", fix)
+        yield _OptionProblem("recompute_num_layers", message, f"1 to {largest}", fix, Level.WARNING)

@@ -1,1 +1,1 @@
-"""`swap_config` and `recompute_config` of MindFormers 1.9: schema, reading, counts per pipeline stage."""
+"""`swap_config` and `recompute_config` of MindFormers 1.9: schema, parsing, counts per pipeline stage."""

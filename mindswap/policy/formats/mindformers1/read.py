@@ -1,16 +1,22 @@
-"""Document -> PolicySettings: every accepted spelling taken apart, what does not fit kept as a misfit.
+"""Parse a document to `PolicySettings`, from every accepted spelling; unreadable values become `ParseIssues`.
 
-Nothing is judged here beyond "can this be read": values that fit their place but make no sense
-(layer 99 of 4, a pattern that matches nothing) become statements, and the rules find them.
+Values with the right type but without meaning (layer 99 of 4, a pattern without a match) become statements; the rules
+report them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindswap.config.nodes import Document, DocumentNode, key_text
 from mindswap.config.pipeline_layout import read_pipeline
-from mindswap.policy.formats.mindformers1.read_parts import Named, Parts, RecomputeReader, is_empty
+from mindswap.policy.formats.mindformers1.read_parts import (
+    LocatedLayers,
+    LocatedPattern,
+    Parts,
+    RecomputeReader,
+    is_empty,
+)
 from mindswap.policy.formats.mindformers1.schema import (
     ENTRY_KEYS,
     PREFETCH_DEFAULT,
@@ -33,21 +39,26 @@ from mindswap.policy.model import (
     union_layers,
 )
 
-# The names MindFormers takes for the number of layers, in model.model_config.
+# Keys of model.model_config for the number of layers.
 NUM_LAYERS_KEYS = ("num_layers", "num_hidden_layers", "n_layer", "n_layers")
-# Its names for the number of layers of multi-token prediction, in model.model_config.
+# Keys of model.model_config for the number of layers for multi-token prediction.
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_layers", "mtp_depth")
 
 _OFF_WORDS = ("false", "off", "no", "n", "0", "none")
 
 
 def find_num_layers(document: Document) -> int | None:
-    """Number of layers that model.model_config states; None if it does not."""
+    """Return the number of layers in model.model_config; None if it is missing or invalid."""
     return find_count((document.get("model", "model_config", key) for key in NUM_LAYERS_KEYS), 1)
 
 
 def read_settings(document: Document, num_layers: int | None = None) -> PolicySettings:
-    """Statements of a configuration about swap and recompute; also of the number of layers, if that is not given."""
+    """Parse the swap and recompute settings of a configuration.
+
+    Args:
+        document: the configuration.
+        num_layers: layers of the model; None takes the number in the configuration.
+    """
     parts = Parts(num_layers if num_layers is not None else find_num_layers(document))
     pipeline = read_pipeline(document)
     swap = _read_swap(document, parts)
@@ -103,24 +114,25 @@ def _read_swap(document: Document, parts: Parts) -> _Swap:
 
 
 def _set(node: DocumentNode | None) -> DocumentNode | None:
-    """A value; None for null, which means not set."""
+    """Return a value; None for null, which means not set."""
     return None if node is None or node.is_null else node
 
 
 def _default_strategy(swap: DocumentNode, prefetch: DocumentNode | None) -> _Swap:
     distance = PREFETCH_DEFAULT if prefetch is None else prefetch.value if is_prefetch(prefetch) else None
-    path_fields = ("swap_config.swap", swap.location)
-    prefetch_fields = (distance, (prefetch or swap).location)
+    path = "swap_config.swap"
     statements = (
         Statement(
-            "op_swap",
-            *path_fields,
-            pattern,
-            *path_fields,
-            ALL_LAYERS,
-            "swap_config.swap",
-            (),
-            *prefetch_fields,
+            option="op_swap",
+            path=path,
+            location=swap.location,
+            pattern=pattern,
+            pattern_path=path,
+            pattern_location=swap.location,
+            layers=ALL_LAYERS,
+            layers_path=path,
+            num_prefetch_ops=distance,
+            prefetch_location=(prefetch or swap).location,
             is_default=True,
         )
         for pattern in DEFAULT_SWAP_PATTERNS
@@ -131,7 +143,7 @@ def _default_strategy(swap: DocumentNode, prefetch: DocumentNode | None) -> _Swa
 def _read_layer_swap(node: DocumentNode, parts: Parts) -> Iterator[Statement]:
     for path, entry in parts.entries(node, "swap_config.layer_swap", Expect.LAYER_SWAP):
         parts.parse_issues.check_keys(entry, path, ENTRY_KEYS["layer_swap"], is_entry=True)
-        yield from _swap_entry("layer_swap", path, entry, [(None, path, entry.location)], parts)
+        yield from _swap_entry("layer_swap", path, entry, [LocatedPattern(None, path, entry.location)], parts)
 
 
 def _read_op_swap(node: DocumentNode, parts: Parts) -> Iterator[Statement]:
@@ -147,7 +159,7 @@ def _read_op_swap(node: DocumentNode, parts: Parts) -> Iterator[Statement]:
 
 
 def _read_op_swap_mapping(node: DocumentNode, path: str, parts: Parts) -> Iterator[Statement]:
-    """The form that MindFormers itself makes: {op_name: [{backward_prefetch, layers}, ...]}."""
+    """Yield statements of the form that MindFormers writes: {op_name: [{backward_prefetch, layers}, ...]}."""
     for named in node.unique_entries():
         name_path = f"{path}['{key_text(named.key)}']"
         patterns = parts.patterns(DocumentNode(named.location, named.key), name_path)
@@ -157,25 +169,37 @@ def _read_op_swap_mapping(node: DocumentNode, path: str, parts: Parts) -> Iterat
 
 
 def _swap_entry(
-    option: str, path: str, entry: DocumentNode, patterns: Sequence[Named], parts: Parts
+    option: str, path: str, entry: DocumentNode, patterns: Sequence[LocatedPattern], parts: Parts
 ) -> Iterator[Statement]:
     layers_node, prefetch = entry.get("layers"), entry.get("backward_prefetch")
-    layers, refs = parts.layers(layers_node, f"{path}.layers") if layers_node is not None else (NO_LAYERS, ())
+    layers_path = f"{path}.layers"
+    located = parts.layers(layers_node, layers_path) if layers_node is not None else LocatedLayers(NO_LAYERS)
     if prefetch is not None and not is_prefetch(prefetch):
         parts.parse_issues.add_invalid_value(f"{path}.backward_prefetch", prefetch, Expect.PREFETCH)
         prefetch = None
-    distance = (prefetch.value, prefetch.location) if prefetch is not None else (None, None)
-    for named in patterns:
-        yield Statement(option, path, entry.location, *named, layers, f"{path}.layers", refs, *distance)
+    for pattern in patterns:
+        yield Statement(
+            option=option,
+            path=path,
+            location=entry.location,
+            pattern=pattern.pattern,
+            pattern_path=pattern.path,
+            pattern_location=pattern.location,
+            layers=located.layers,
+            layers_path=layers_path,
+            layer_refs=located.refs,
+            num_prefetch_ops=prefetch.value if prefetch is not None else None,
+            prefetch_location=prefetch.location if prefetch is not None else None,
+        )
 
 
 def _is_default_strategy(
     layer_swap: DocumentNode | None, op_swap: DocumentNode | None, prefetch: DocumentNode | None
 ) -> bool:
-    """True without layer_swap and op_swap, or for what MindFormers' own config object makes of that.
+    """Return whether swap has the default strategy: no layer_swap and op_swap, or the form of `to_dict()`.
 
-    `TransformerSwapConfig.to_dict()` writes the default strategy as `layer_swap: []` and one pattern,
-    which does not reach flash attention in the newer models.
+    `TransformerSwapConfig.to_dict()` writes the default strategy as `layer_swap: []` and one pattern, which does not
+    match flash attention in the newer models.
     """
     if layer_swap is None and op_swap is None:
         return True
@@ -190,27 +214,33 @@ def _is_default_strategy(
     return layers.value is True and is_prefetch(distance) and distance.value == prefetch.value
 
 
-# Settings -> one immutable Policy.
-
-
 def build_policy(settings: PolicySettings) -> Policy:
-    """The policy of everything that could be read."""
+    """Build the policy of all statements that could be parsed."""
     if not settings.is_swap_enabled:
         return Policy()
-    entries: dict[str, Any] = {
-        option: tuple(OpRecompute(pattern, layers) for pattern, _, layers in _grouped(settings.of(option)))
-        for option in SELECT_OPTIONS
-    }
-    entries["layer_swap"] = [LayerSwap(layers, prefetch) for _, prefetch, layers in _grouped(settings.of("layer_swap"))]
-    entries["op_swap"] = [OpSwap(name, layers, prefetch) for name, prefetch, layers in _grouped(settings.of("op_swap"))]
+    entries: dict[str, Any] = {}
+    for option in SELECT_OPTIONS:
+        entries[option] = [OpRecompute(group.pattern, group.layers) for group in _grouped(settings.of(option))]
+    entries["layer_swap"] = [LayerSwap(group.layers, group.prefetch) for group in _grouped(settings.of("layer_swap"))]
+    entries["op_swap"] = [
+        OpSwap(group.pattern, group.layers, group.prefetch) for group in _grouped(settings.of("op_swap"))
+    ]
     for option, field in (("recompute", "layer_recompute"), ("output_recompute", "output_recompute")):
         entries[field] = union_layers(statement.layers for statement in settings.of(option))
     entries.update(settings.flags)
     return Policy(is_swap_enabled=True, default_prefetch=settings.default_prefetch, **entries)
 
 
-def _grouped(statements: Iterable[Statement]) -> Iterator[tuple[Any, Any, Layers]]:
-    """(pattern, prefetch, layers); patterns in order of first appearance, as MindFormers groups them."""
+class _Group(NamedTuple):
+    """Statements with the same pattern and prefetch distance; each is None for options that do not have it."""
+
+    pattern: Any
+    prefetch: Any
+    layers: Layers
+
+
+def _grouped(statements: Iterable[Statement]) -> Iterator[_Group]:
+    """Group statements, with patterns in order of first appearance, as MindFormers does."""
     by_pattern: dict[str | None, dict[int | None, list[Layers]]] = {}
     for statement in statements:
         is_readable = statement.num_prefetch_ops is not None or not statement.option.endswith("_swap")
@@ -219,4 +249,4 @@ def _grouped(statements: Iterable[Statement]) -> Iterator[tuple[Any, Any, Layers
             by_prefetch.setdefault(statement.num_prefetch_ops, []).append(statement.layers)
     for pattern, by_prefetch in by_pattern.items():
         for prefetch, layers in by_prefetch.items():
-            yield pattern, prefetch, union_layers(layers)
+            yield _Group(pattern, prefetch, union_layers(layers))

@@ -1,7 +1,7 @@
 r"""Schema of `swap_config` and `recompute_config`, as data.
 
-The reader asks here whether a value fits; the rules take their "allowed" text from here, so what
-is accepted and what a message says cannot drift apart.
+The parser validates values with it, and the rules take their "allowed" texts from it, so the messages always state what
+is accepted.
 """
 
 import re
@@ -25,7 +25,7 @@ RECOMPUTE_FLAGS = {
     "recompute_slice_activation": False,
 }
 RECOMPUTE_KEYS = ("recompute", *SELECT_OPTIONS, *RECOMPUTE_FLAGS)
-# Figures of the simulated device.
+# Keys for figures of the simulated device.
 DEVICE_KEYS = ("device", "calibration", "memory", *(figure["name"] for figure in package_data("hardware/figures.json")))
 # mindswap's own section.
 MINDSWAP_KEYS = ("cpu_stand_ins", "ignore", "output_recompute", "audit_swap", "stream_copies", *DEVICE_KEYS)
@@ -35,7 +35,7 @@ ENTRY_KEYS = {
     "op_swap": ("op_name", "backward_prefetch", "layers"),
     "op_swap value": ("backward_prefetch", "layers"),
 }
-# The place of each key, for messages about one that is found elsewhere.
+# Section of each key, for messages about a misplaced key.
 ENTRY_PREFIX = "an entry of "
 SECTION_OF_KEY = {
     **dict.fromkeys(SWAP_KEYS, "swap_config"),
@@ -45,15 +45,15 @@ SECTION_OF_KEY = {
     **dict.fromkeys(ENTRY_KEYS["layer_swap"], f"{ENTRY_PREFIX}layer_swap or op_swap"),
 }
 PREFETCH_DEFAULT = 1
-# More layers than any model has; a larger index is refused even where the model is not known.
+# More layers than any model has; a larger index is refused even if the model is not known.
 MAX_NUM_LAYERS = 10_000
-# A few lines can stand for billions of values: an alias counts each time it is used, a range as its layers, and a key,
-# which may be a pattern that is held against every layer, as 40.
+# A few lines can expand to billions of values, so an alias counts at each use, a range counts its layers, and a key,
+# which may be a pattern that is matched with every layer, counts 40.
 MAX_SECTION_SIZE = 60_000
 KEY_SIZE = 40
 RANGE = re.compile(r"\s*(\d{1,6})\s*-\s*(\d{1,6})\s*", re.ASCII)
 
-# Operators that `True` or a list of layers stands for, by option and by use_legacy.
+# Default operators, which `True` or a list of layers selects, by use_legacy.
 _DEFAULT_OPERATORS = {
     True: (r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"),
     False: (
@@ -72,7 +72,7 @@ SMALL_SECTION = (
 
 
 class Expect(Enum):
-    """Values that a place in the configuration takes, in the words of the messages."""
+    """Kinds of values that a key accepts, in the words of the messages."""
 
     BOOL = "True or False"
     MAPPING = "a mapping"
@@ -91,7 +91,7 @@ class Expect(Enum):
 
 
 def is_too_large(section: DocumentNode) -> bool:
-    """Return whether a section stands for more than is read."""
+    """Return whether a section expands to more values than are parsed."""
     return expanded_size(section, _node_size) > MAX_SECTION_SIZE
 
 
@@ -103,29 +103,31 @@ def _node_size(node: DocumentNode) -> int:
 
 
 def is_prefetch(node: DocumentNode) -> bool:
-    """True for a prefetch distance: an integer of at least 1 (a bool is none)."""
+    """Return whether a value is a prefetch distance: an integer of at least 1, not a bool."""
     return is_index(node) and 1 <= node.value < 2**31
 
 
 def is_index(node: DocumentNode) -> bool:
-    """True for an integer (a bool is none)."""
+    """Return whether a value is an integer but not a bool."""
     return is_int(node.value)
 
 
 def find_count(nodes: Iterable[DocumentNode | None], minimum: int) -> int | None:
-    """The first that is a number of layers, from `minimum` on."""
+    """Return the first value that is a number of layers of at least `minimum`; None if there is none."""
     counts = (node.value for node in nodes if node is not None and is_index(node))
     return next((value for value in counts if minimum <= value <= MAX_NUM_LAYERS), None)
 
 
 def is_pattern(node: DocumentNode) -> bool:
-    """True for a string that is not empty."""
+    """Return whether a value is a non-blank string."""
     return isinstance(node.value, str) and bool(node.value.strip())
 
 
 def default_operators(option: str, use_legacy: bool) -> tuple[str, ...]:
-    """The operators that `option: True` stands for, one of SELECT_OPTIONS.
+    """Return the patterns of the operators that `option: True` selects.
 
-    `use_legacy` is the top-level key of the configuration; False for the newer model families.
+    Args:
+        option: one of `SELECT_OPTIONS`.
+        use_legacy: value of the top-level key; False for the newer model families.
     """
     return _DEFAULT_COMM_OPERATORS if "comm" in option else _DEFAULT_OPERATORS[use_legacy]

@@ -1,6 +1,6 @@
-"""Swap and recompute settings of a configuration, statement by statement, with places.
+"""Swap and recompute settings of a configuration as located statements.
 
-Made by `read`; `build` makes the Policy from it and the rules judge it.
+`read.read_settings` makes them, `read.build_policy` builds the policy from them, and the rules check them.
 """
 
 from collections.abc import Mapping
@@ -16,20 +16,20 @@ from mindswap.policy.formats.mindformers1.schema import ENTRY_PREFIX, is_too_lar
 from mindswap.policy.model import Layers
 from mindswap.policy.wording import closest_names
 
-# What could not be read of a configuration, of MindFormers 1.x or 2.x, with its place.
+# Values that could not be parsed, for configurations of MindFormers 1.x and 2.x.
 
 
 @dataclass(frozen=True, eq=False)
 class InvalidValue:
-    """A value that does not fit its place; `expect` says what does."""
+    """A value that its key does not accept."""
 
-    path: str
+    path: str  # key path
     node: DocumentNode
-    expect: Enum
+    expect: Enum  # kind of value that is accepted
 
     @property
     def message(self) -> str:
-        """In words."""
+        """Message of a problem."""
         if self.expect.name == "SMALL_SECTION":
             return f"{self.path}: the section is too large"
         if self.node.value == "" or self.node.items == ():
@@ -64,7 +64,7 @@ class UnknownKey:
 
 @dataclass(frozen=True, eq=False)
 class MissingKey:
-    """A key that an entry needs."""
+    """A required key that an entry lacks."""
 
     path: str
     node: DocumentNode
@@ -73,16 +73,16 @@ class MissingKey:
 
 @dataclass(eq=False)
 class ParseIssues:
-    """Collects what a reader could not read."""
+    """Collects values and keys that a parser could not read."""
 
     invalid_values: list[InvalidValue] = field(default_factory=list)
     unknown_keys: list[UnknownKey] = field(default_factory=list)
     missing_keys: list[MissingKey] = field(default_factory=list)
-    # key path and list, where it can only be meant as layers per pipeline stage
+    # (key path, list) of lists that can only be counts per pipeline stage
     stage_counts: list[tuple[str, DocumentNode]] = field(default_factory=list)
 
     def section(self, node: DocumentNode, path: str, mapping: Enum, small: Enum) -> DocumentNode | None:
-        """A section that can be read; None where it is no mapping, or too large."""
+        """Return a section if it can be parsed; None, with an issue, if it is not a mapping or too large."""
         if node.entries is not None and not is_too_large(node):
             return node
         self.add_invalid_value(path, node, mapping if node.entries is None else small)
@@ -90,19 +90,19 @@ class ParseIssues:
 
     @property
     def simple_invalid_values(self) -> list[InvalidValue]:
-        """Values whose characters are those of YAML; the others have a rule of their own."""
+        """Invalid values without look-alike characters, which a separate rule reports."""
         return [invalid for invalid in self.invalid_values if not WIDE.search(str(invalid.node.value))]
 
     def invalid_values_of(self, expect: Enum) -> list[InvalidValue]:
-        """Values that stand where this is expected."""
+        """Return the invalid values of keys that accept one kind of value."""
         return [invalid for invalid in self.simple_invalid_values if invalid.expect is expect]
 
     def add_invalid_value(self, path: str, node: DocumentNode, expect: Enum) -> None:
-        """Keep a value that does not fit."""
+        """Record an invalid value."""
         self.invalid_values.append(InvalidValue(path, node, expect))
 
     def check_keys(self, node: DocumentNode, path: str, allowed_keys: tuple[str, ...], is_entry: bool = False) -> None:
-        """Keep the keys of a mapping that are not known; of an entry of a list the missing ones, too."""
+        """Record the unknown keys of a mapping, and for an entry of a list also its missing keys."""
         for entry in node.unique_entries():
             if entry.key not in allowed_keys:
                 self.unknown_keys.append(UnknownKey(f"{path}.{key_text(entry.key)}", entry, allowed_keys, is_entry))
@@ -112,7 +112,7 @@ class ParseIssues:
 
 @dataclass(frozen=True)
 class LayerRef:
-    """One layer index as it is written."""
+    """One layer index with its location."""
 
     index: int
     location: Location
@@ -120,38 +120,38 @@ class LayerRef:
 
 @dataclass(frozen=True)
 class Statement:
-    """One entry of the configuration: which operators, in which layers."""
+    """One entry of the configuration: operators to swap or recompute in some layers."""
 
-    option: str  # the option it belongs to, e.g. `op_swap`
+    option: str  # option of the entry, e.g. `op_swap`
     path: str  # key path of the entry, e.g. `swap_config.op_swap[1]`
-    location: Location  # where the entry begins
-    pattern: str | None  # the operators; None for whole layers; "" where the configuration has none that is usable
+    location: Location  # start of the entry
+    pattern: str | None  # pattern of the operators; None for full layers; "" if no valid pattern is given
     pattern_path: str  # key path of the pattern
-    pattern_location: Location  # where the pattern stands (for whole layers: where the entry begins)
-    layers: Layers  # the layers; only those that could be read
+    pattern_location: Location  # location of the pattern; for full layers, start of the entry
+    layers: Layers  # the layers that could be parsed
     layers_path: str  # key path of the layers
-    layer_refs: tuple[LayerRef, ...] = ()  # each index with its place; empty for `True`
-    num_prefetch_ops: int | None = None  # prefetch distance; None for recomputation, or where it could not be read
-    prefetch_location: Location | None = None  # where it stands
-    is_default: bool = False  # the pattern is mindswap's, not the user's
+    layer_refs: tuple[LayerRef, ...] = ()  # each index with its location; empty for `True`
+    num_prefetch_ops: int | None = None  # prefetch distance in operators; None for recompute, or if invalid
+    prefetch_location: Location | None = None  # location of the prefetch distance
+    is_default: bool = False  # the pattern is a default, not written by the user
 
 
 @dataclass(frozen=True, eq=False)
 class PolicySettings:
-    """Everything the configuration says, and what could not be read of it."""
+    """Parsed settings of a configuration."""
 
-    # what `swap_config.swap` says; also True where its value is no bool and does not look like "off", so that the rest
-    # is checked
+    # value of `swap_config.swap`; also True for an invalid value that does not look like "off", so that the rest is
+    # checked
     is_swap_enabled: bool
     use_legacy: bool
     num_layers: int | None  # layers of the model; None if not known
-    pipeline: Pipeline  # how layers are spread over stages
-    default_prefetch: int | None = None  # prefetch of the default strategy; None where it does not act
-    # statements of layer_swap and op_swap, in file order (the default strategy included)
+    pipeline: Pipeline  # distribution of layers over stages
+    default_prefetch: int | None = None  # prefetch distance of the default strategy; None if it does not apply
+    # statements of layer_swap and op_swap in file order, including those of the default strategy
     swap: tuple[Statement, ...] = ()
     recompute: tuple[Statement, ...] = ()  # statements of `recompute` and the select options
     flags: tuple[tuple[str, bool], ...] = ()
-    parse_issues: ParseIssues = field(default_factory=ParseIssues)  # what could not be read
+    parse_issues: ParseIssues = field(default_factory=ParseIssues)  # invalid values and keys
 
     @property
     def statements(self) -> tuple[Statement, ...]:

@@ -1,4 +1,4 @@
-"""One list of counts per pipeline stage -> counts per chunk and stage, as MindFormers makes them.
+"""Parse counts per pipeline stage to counts per chunk and stage, as MindFormers does.
 
 Source: `LayerSetting._format_recompute_list` of mindformers 1.9.0.
 """
@@ -11,7 +11,7 @@ from mindswap.config.pipeline_layout import Layout, LayoutError, Pipeline
 from mindswap.errors import MindswapError
 from mindswap.units import format_count
 
-# What may stand there, for messages.
+# Accepted values, for messages.
 ALLOWED = (
     "True, False, a list with one count for each stage, or a list of such lists, one for each chunk (pp_interleave_num)"
 )
@@ -23,10 +23,10 @@ class Counts:
     """Layers per chunk and position, counted from the first layer of each."""
 
     rows: tuple[tuple[int, ...], ...]  # one row per chunk, in order of execution (as `Layout.sizes`)
-    text: str  # as MindFormers logs it
-    warnings: tuple[str, ...] = ()  # what it accepts without doing it, in words
-    # MindFormers puts NumPy numbers into the user's own list, for True and for what is too large, and refuses that list
-    # when it reads it for a second operator
+    text: str  # text that MindFormers logs
+    warnings: tuple[str, ...] = ()  # values that MindFormers accepts but changes, in words
+    # MindFormers replaces True and too large counts in the user's list by NumPy numbers, and refuses that list when it
+    # reads it for a second operator
     is_rewritten: bool = False
 
 
@@ -34,16 +34,16 @@ class CountsError(MindswapError):
     """MindFormers refuses these counts."""
 
     def __init__(self, node: DocumentNode, message: str, fix: str = ""):
-        self.node = node  # where the reason is
-        self.fix = fix  # what to write; "" if that cannot be said
+        self.node = node  # the wrong value
+        self.fix = fix  # suggested value; "" without one
         super().__init__(message)
 
 
 def read_counts(node: DocumentNode, layout: Layout) -> Counts:
-    """The counts that True, False, counts per stage, or counts per chunk and stage stand for.
+    """Parse True, False, counts per stage, or counts per chunk and stage.
 
     Raises:
-        CountsError: if MindFormers would stop at it (or, for a negative count per stage, never come to an end).
+        CountsError: if MindFormers refuses the value, or does not terminate (a negative count per stage).
     """
     if isinstance(node.value, bool):
         return _counts_from_rows(layout.sizes if node.value else [[0] * len(row) for row in layout.sizes])
@@ -58,7 +58,7 @@ def read_counts(node: DocumentNode, layout: Layout) -> Counts:
 
 
 def _suggest_counts(node: DocumentNode, layout: Layout) -> str:
-    """The list for one number: it counts layers of the only stage, or of each; "" if it is none."""
+    """Return the suggested list for a single number, taken as the count of each stage; "" for other values."""
     if layout.is_zero_bubble_v:
         return _empty_rows(layout)
     if not is_int(node.value):
@@ -78,7 +78,7 @@ def _counts_from_rows(rows: Sequence[Sequence[int]], warnings: Sequence[str] = (
 
 
 def _check_zero_bubble(node: DocumentNode, layout: Layout) -> None:
-    """MindFormers turns the second row round before it looks at anything."""
+    """Raise CountsError for zero_bubble_v without a list per chunk, because MindFormers reverses the second list."""
     items = node.items or ()
     is_strings = all(isinstance(item.value, str) for item in items)
     if layout.is_zero_bubble_v and (len(items) < 2 or (items[1].items is None and not is_strings)):
@@ -86,7 +86,7 @@ def _check_zero_bubble(node: DocumentNode, layout: Layout) -> None:
 
 
 def _read_per_stage(node: DocumentNode, items: tuple[DocumentNode, ...], layout: Layout) -> Counts:
-    """Counts per stage, dealt out to the chunks one by one."""
+    """Parse counts per stage, which are distributed over the chunks one layer at a time."""
     capacities = [sum(row[stage] for row in layout.sizes) for stage in range(len(layout.sizes[0]))]
     if len(items) > len(capacities):
         raise CountsError(
@@ -112,7 +112,7 @@ def _read_per_stage(node: DocumentNode, items: tuple[DocumentNode, ...], layout:
 
 
 def _read_per_chunk(node: DocumentNode, items: tuple[DocumentNode, ...], layout: Layout) -> Counts:
-    """Counts per chunk and stage; each one on its own is cut to what is there."""
+    """Parse counts per chunk and stage; each count is limited to the layers of its cell."""
     rows: list[tuple[int, ...]] = []
     texts = []
     warnings: list[str] = []
@@ -129,7 +129,7 @@ def _read_per_chunk(node: DocumentNode, items: tuple[DocumentNode, ...], layout:
             rows.append(sizes if item.value else (0,) * len(sizes))
             texts.append(_array_text(rows[-1]))
             continue
-        is_reversed = layout.is_zero_bubble_v and chunk == 1  # and so a copy
+        is_reversed = layout.is_zero_bubble_v and chunk == 1  # MindFormers then works on a copy of the list
         entries = item.items[::-1] if is_reversed else item.items
         rows.append(tuple(_clamp_row(entries, sizes, chunk, warnings)))
         written = [entry.value for entry in entries]
@@ -157,7 +157,7 @@ def _clamp_row(
 
 
 def _check_shape(node: DocumentNode, rows: list[tuple[int, ...]], layout: Layout) -> None:
-    """Refuse layers without a count, where MindFormers stops; a cell without layers needs none."""
+    """Raise CountsError if a cell with layers has no count, which MindFormers refuses."""
     for cell in layout.cells():
         row = rows[cell.chunk] if cell.chunk < len(rows) else ()
         if cell.layers and cell.position >= len(row):
@@ -166,18 +166,18 @@ def _check_shape(node: DocumentNode, rows: list[tuple[int, ...]], layout: Layout
 
 
 def _array_text(row: tuple[int, ...]) -> str:
-    """A row as NumPy prints it: MindFormers puts its own array there for a bool."""
+    """Format a row as NumPy prints it, because MindFormers replaces a bool by an array."""
     width = max(len(str(count)) for count in row)
     return f"array([{', '.join(str(count).rjust(width) for count in row)}], dtype=int32)"
 
 
 def layers_of_stage_counts(node: DocumentNode, pipeline: Pipeline, num_layers: int | None) -> tuple[int, ...] | None:
-    """The layers, sorted, that MindFormers takes from counts with swap off; None where they fit no layout."""
+    """Return the layers, sorted, that counts select with swap off; None if the counts do not fit the layout."""
     if num_layers is None:
         return None
     rows = [item.items for item in node.items or ()]
     if pipeline.num_chunks == 1 and rows and None not in rows:
-        pipeline = replace(pipeline, num_chunks=len(rows))  # the list itself says it, nothing else does
+        pipeline = replace(pipeline, num_chunks=len(rows))  # only the list has the number of chunks
     try:
         layout = pipeline.layout(num_layers)
         return layout.first_layers(read_counts(node, layout).rows)

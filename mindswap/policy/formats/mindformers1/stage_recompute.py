@@ -1,15 +1,14 @@
-r"""`recompute_config` with swap off: what MindFormers makes of it, in exact layer indices.
+r"""Expand `recompute_config` with swap off, where MindFormers itself recomputes, to exact layer indices.
 
-mindswap does nothing then; this says what MindFormers does by itself, and where it would stop or
-leave something out.
+Also reports values that MindFormers refuses or ignores. With swap off, mindswap changes nothing.
 
-Source: `LayerSetting` of mindformers 1.9.0. One thing is written otherwise: its log doubles the
-backslashes of `'feed_forward\\.mul'`, the specification does not, and neither do we.
+Source: `LayerSetting` of mindformers 1.9.0. One difference: its log doubles the backslashes of
+`'feed_forward\\.mul'`; the log lines here have single ones, as in the specification.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindswap.config.nodes import Document, DocumentNode, key_text, show
 from mindswap.config.pipeline_layout import (
@@ -54,20 +53,19 @@ LAYERS_NEED_SWAP = f"one count for each stage; {NEEDS_SWAP}"
 class StageRecompute:
     """Recompute of MindFormers with swap off."""
 
-    # the same in layer indices, `is_swap_enabled` False. As everywhere, full recompute of a layer overrides select
-    # recompute in it: the layers of the select options are those that were counted, also where the layer is recomputed
-    # whole
+    # policy in layer indices, `is_swap_enabled` False. The select options keep all counted layers, even those that are
+    # fully recomputed; as everywhere, full recompute overrides select recompute
     policy: Policy
-    # the lines that MindFormers logs, without time and level, as the specification has them; those of the exclude
-    # options only where these are written. Empty with an error
+    # log lines of MindFormers as in the specification, without time and level; those of exclude options only if these
+    # are set. Empty if there is an error
     formative_lines: tuple[str, ...]
-    problems: tuple[Problem, ...]  # where MindFormers would stop (errors), and what it leaves out (warnings)
-    layout: Layout | None = None  # the layers of each stage and chunk; None where they cannot be spread
-    statements: tuple[Statement, ...] = ()  # each operator name with its place and its layers
+    problems: tuple[Problem, ...]  # errors: values that MindFormers refuses; warnings: values that it ignores
+    layout: Layout | None = None  # layers of each stage and chunk; None if they cannot be distributed
+    statements: tuple[Statement, ...] = ()  # each operator pattern with its location and layers
 
 
 def expand_stage_recompute(document: Document, num_layers: int) -> StageRecompute:
-    """Read `recompute_config` as MindFormers does with swap off."""
+    """Parse `recompute_config` as MindFormers does with swap off."""
     problem = find_layout_problem(document, num_layers)
     if problem is not None:
         return StageRecompute(Policy(), (), (problem,))
@@ -75,7 +73,7 @@ def expand_stage_recompute(document: Document, num_layers: int) -> StageRecomput
 
 
 def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
-    """Reason for which MindFormers cannot spread the layers over the pipeline stages; None if it can."""
+    """Return the reason for which the layers cannot be distributed over pipeline stages; None if they can."""
     pipeline = read_pipeline(document)
     try:
         pipeline.layout(num_layers)
@@ -105,7 +103,10 @@ def _layout_fix(pipeline: Pipeline, num_layers: int) -> str:
 
 
 def find_unknown_keys(document: Document) -> Iterator[Problem]:
-    """Keys of recompute_config at which MindFormers stops with swap off; options of Megatron-LM are one problem."""
+    """Yield problems of unknown keys in recompute_config, which MindFormers refuses with swap off.
+
+    All options of Megatron-LM are one problem.
+    """
     section, allowed = document.get("recompute_config"), ", ".join(RECOMPUTE_KEYS)
     entries = section.unique_entries() if section is not None else ()
     pasted = find_pasted_options(entries, "recompute_config", document.file)
@@ -118,15 +119,23 @@ def find_unknown_keys(document: Document) -> Iterator[Problem]:
             yield Problem(entry.location, RULE, Level.ERROR, f"{path}: unknown key", allowed, fix)
 
 
+class _Selection(NamedTuple):
+    """One operator pattern of a select option, with its counts."""
+
+    statement: Statement
+    counts: Counts
+
+
 @dataclass
 class _Expansion:
+    """Parser of `recompute_config` with swap off; `result` returns everything that it collected."""
+
     document: Document
     num_layers: int
     pipeline: Pipeline
     problems: list[Problem] = field(default_factory=list)
     layer_counts: Counts | None = None
-    # by option and pattern, where it stands, and its counts
-    found: dict[str, dict[str, tuple[Statement, Counts]]] = field(default_factory=dict)
+    selections: dict[str, dict[str, _Selection]] = field(default_factory=dict)  # option -> pattern -> selection
     flags: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -156,43 +165,63 @@ class _Expansion:
 
     def _read_select(self, option: str, node: DocumentNode) -> None:
         path = f"recompute_config.{option}"
-        self.found[option] = {}
+        self.selections[option] = {}
         if node.entries is not None:
-            for named in node.unique_entries():
-                name_path = f"{path}['{key_text(named.key)}']"
-                if not isinstance(named.key, str):
-                    message = f"{name_path}: {show(named.key)} is not an operator name"
-                    self.report(named.location, message, Level.ERROR, Expect.PATTERN.value, f"'{named.key}'")
-                    continue
-                self._add(option, name_path, named.location, named.key, self._counts(named.value, name_path))
+            self._read_select_mapping(option, path, node)
         elif node.items is not None and all(isinstance(item.value, str) for item in node.items):
-            everywhere = read_counts(DocumentNode(node.location, True), self.layout)
-            for index, item in enumerate(node.items):
-                self._add(option, f"{path}[{index}]", item.location, item.value, everywhere)
-            if len(node.items) == 1 and self.layout.is_zero_bubble_v:
-                message = f"{path}: {show(node)}: MindFormers stops at one name with zero_bubble_v"
-                fix = f"{option}: {{'{key_text(node.items[0].value)}': True}}"
-                self.report(node.location, message, Level.ERROR, "two names or more, or a mapping", fix)
-        elif option.endswith(EXCLUDE):
-            if node.value is not False:
-                message = f"{path}: {show(node)} names no operator, so nothing is excluded"
-                self.report(node.location, message, Level.WARNING, Expect.SELECT.value, "name the operators")
-        else:
-            counts = self._counts(node, path)
-            names = default_operators(option, self.document.is_legacy)
-            if counts is not None and counts.is_rewritten and len(names) > 1:
-                message = f"{path}: MindFormers stops at True or a number too large here, for the second operator"
-                self.report(node.location, message, Level.ERROR, "numbers of layers that are there", "name them")
-            for name in names:
-                self._add(option, path, node.location, name, counts, is_default=True)
+            self._read_select_names(option, path, node, node.items)
+        elif not option.endswith(EXCLUDE):
+            self._read_select_counts(option, path, node)
+        elif node.value is not False:
+            message = f"{path}: {show(node)} names no operator, so nothing is excluded"
+            self.report(node.location, message, Level.WARNING, Expect.SELECT.value, "name the operators")
+
+    def _read_select_mapping(self, option: str, path: str, node: DocumentNode) -> None:
+        """Parse a mapping of operator patterns to counts."""
+        for entry in node.unique_entries():
+            entry_path = f"{path}['{key_text(entry.key)}']"
+            if not isinstance(entry.key, str):
+                message = f"{entry_path}: {show(entry.key)} is not an operator name"
+                self.report(entry.location, message, Level.ERROR, Expect.PATTERN.value, f"'{entry.key}'")
+                continue
+            self._add(option, entry_path, entry.location, entry.key, self._counts(entry.value, entry_path))
+
+    def _read_select_names(self, option: str, path: str, node: DocumentNode, items: tuple[DocumentNode, ...]) -> None:
+        """Parse a list of operator patterns, which apply to all layers."""
+        all_layers = read_counts(DocumentNode(node.location, True), self.layout)
+        for index, item in enumerate(items):
+            self._add(option, f"{path}[{index}]", item.location, item.value, all_layers)
+        if len(items) == 1 and self.layout.is_zero_bubble_v:
+            message = f"{path}: {show(node)}: MindFormers stops at one name with zero_bubble_v"
+            fix = f"{option}: {{'{key_text(items[0].value)}': True}}"
+            self.report(node.location, message, Level.ERROR, "two names or more, or a mapping", fix)
+
+    def _read_select_counts(self, option: str, path: str, node: DocumentNode) -> None:
+        """Parse counts for the default operators of an option."""
+        counts = self._counts(node, path)
+        names = default_operators(option, self.document.is_legacy)
+        if counts is not None and counts.is_rewritten and len(names) > 1:
+            message = f"{path}: MindFormers stops at True or a number too large here, for the second operator"
+            self.report(node.location, message, Level.ERROR, "numbers of layers that are there", "name them")
+        for name in names:
+            self._add(option, path, node.location, name, counts, is_default=True)
 
     def _add(
         self, option: str, path: str, location: Location, pattern: str, counts: Counts | None, is_default: bool = False
     ) -> None:
         if counts is not None:
-            path_fields, layers = (path, location), self._layers(counts)
-            statement = Statement(option, *path_fields, pattern, *path_fields, layers, path, is_default=is_default)
-            self.found[option][pattern] = statement, counts
+            statement = Statement(
+                option=option,
+                path=path,
+                location=location,
+                pattern=pattern,
+                pattern_path=path,
+                pattern_location=location,
+                layers=self._layers(counts),
+                layers_path=path,
+                is_default=is_default,
+            )
+            self.selections[option][pattern] = _Selection(statement, counts)
 
     def _counts(self, node: DocumentNode, path: str) -> Counts | None:
         try:
@@ -204,20 +233,21 @@ class _Expansion:
             self.report(error.node.location, f"{path}: {error}", Level.ERROR, allowed, fix)
             return None
         rows = [list(row) for row in counts.rows]
-        # The second row of zero_bubble_v is turned round before it is read.
+        # The second row of zero_bubble_v is reversed before it is read, so no suggestion has its order.
         suggestion = ALLOWED_BY_ZERO_BUBBLE if self.layout.is_zero_bubble_v else rows if len(rows) > 1 else rows[0]
         for warning in counts.warnings:
             self.report(node.location, f"{path}: {warning}", Level.WARNING, fix=f"{last_key(path)}: {suggestion}")
         return counts
 
     def _apply_exclude(self, option: str) -> None:
-        """Each name of the exclude option removes one like it from the select option, in every layer."""
-        selected = self.found[option]
-        for name, (excluded, _) in self.found[option + EXCLUDE].items():
+        """Remove from a select option one pattern per pattern of its exclude option that matches it, in all layers."""
+        selected = self.selections[option]
+        for name, (excluded, _) in self.selections[option + EXCLUDE].items():
             pattern = next((candidate for candidate in selected if _patterns_match(name, candidate)), None)
-            entry, counts = selected.pop(pattern) if pattern is not None else (None, None)
-            # Else nothing was selected, and nothing is lost.
-            if entry is not None and counts is not None and any(map(any, counts.rows)):
+            if pattern is None:
+                continue
+            entry, counts = selected.pop(pattern)
+            if any(map(any, counts.rows)):  # if nothing was selected, the exclusion changes nothing
                 message = (
                     f"{excluded.path}: takes '{pattern}' of {entry.path} ({entry.location}) out in every layer, "
                     "whatever layers it names itself"
@@ -241,7 +271,7 @@ class _Expansion:
             self.report(node.location, f"{path}: acts only with recompute: True", Level.WARNING)
 
     def _check_pipeline(self) -> None:
-        """Report sizes that add up to too much, and a number of chunks that is not what counts."""
+        """Report an offset that adds too many layers, and a number of chunks that is not in effect."""
         total = sum(map(sum, self.layout.sizes))
         offset = self.document.get("model", "model_config", "offset")
         if total > self.num_layers and offset is not None:
@@ -272,7 +302,9 @@ class _Expansion:
         problems = sort_problems(self.problems)
         if self.layer_counts is None:
             return StageRecompute(Policy(), (), problems, self.layout)
-        statements = tuple(statement for found in self.found.values() for statement, _ in found.values())
+        statements = tuple(
+            selection.statement for by_pattern in self.selections.values() for selection in by_pattern.values()
+        )
         fields: dict[str, Any] = {option: [] for option in SELECT_OPTIONS}
         for statement in statements:
             if statement.layers and statement.pattern is not None:
@@ -288,15 +320,16 @@ class _Expansion:
 
     def _formative_lines(self, layer_counts: Counts) -> tuple[str, ...]:
         lines = [f"Formative layer_recompute: {layer_counts.text}"]
-        for option, found in self.found.items():
-            if found or not option.endswith(EXCLUDE):
-                pairs = (f"{repr(name).replace(2 * chr(92), chr(92))}: {c.text}" for name, (_, c) in found.items())
+        for option, by_pattern in self.selections.items():
+            if by_pattern or not option.endswith(EXCLUDE):
+                texts = {repr(pattern): selection.counts.text for pattern, selection in by_pattern.items()}
+                pairs = (f"{pattern.replace(2 * chr(92), chr(92))}: {text}" for pattern, text in texts.items())
                 lines.append(f"Formative {option}: {{{', '.join(pairs)}}}")
         return tuple(lines)
 
 
 def _patterns_match(left: str, right: str) -> bool:
-    """True if each part of one pattern, as a regular expression, matches that of the other."""
+    """Return whether two patterns match part by part: one part, as a regular expression, matches the other's text."""
     left_parts, right_parts = split_pattern(left), split_pattern(right)
     if len(left_parts) != len(right_parts):
         return False
