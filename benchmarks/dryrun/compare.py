@@ -124,10 +124,12 @@ def merged(data: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def compare(name: str, data: dict[str, Any], is_again: bool, is_known_only: bool) -> list[Row]:
-    """The rows of a configuration: a dry run, if it is not known, and a simulated step."""
+def compare(
+    name: str, data: dict[str, Any], is_again: bool, is_known_only: bool, results: Path = MEASURED
+) -> list[Row]:
+    """The rows of a configuration: a dry run, if it is not among the results, and a simulated step."""
     settings = read_step_settings(document_from_data(data, name))
-    measured = measure(name, data, is_again, is_known_only)
+    measured = measure(name, data, is_again, is_known_only, results)
     if measured is None:
         return [Row(name, 0, 0, 0, None, NOT_MEASURED)]
     if error := measured.get("error"):
@@ -142,13 +144,15 @@ def compare(name: str, data: dict[str, Any], is_again: bool, is_known_only: bool
     return rows
 
 
-def measure(name: str, data: dict[str, Any], is_again: bool = False, is_known_only: bool = False) -> Any:
+def measure(
+    name: str, data: dict[str, Any], is_again: bool = False, is_known_only: bool = False, results: Path = MEASURED
+) -> Any:
     """Result of a dry run, which is made if it is not known; None for one that is not known and not to be made."""
-    key, known = key_of(data, version("mindspore")), known_results()
+    key, known = key_of(data, version("mindspore")), known_results(results)
     if is_again or (key not in known and not is_known_only):
         with tempfile.TemporaryDirectory() as folder:
             known[key] = {"name": name, **dry_run(_written(data, name, folder))}
-        _keep(key, known[key])
+        _keep(key, known[key], results)
     return known.get(key)
 
 
@@ -195,15 +199,15 @@ def _mindswap(command: str, path: Path, *options: str) -> dict[str, Any]:
     return answer
 
 
-def known_results() -> dict[str, Any]:
+def known_results(results: Path = MEASURED) -> dict[str, Any]:
     """Results of all dry runs that were made, by key."""
-    return json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+    return json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
 
 
-def _keep(key: str, found: dict[str, Any]) -> None:
-    others = {other: row for other, row in known_results().items() if row["name"] != found["name"]}
+def _keep(key: str, found: dict[str, Any], results: Path) -> None:
+    others = {other: row for other, row in known_results(results).items() if row["name"] != found["name"]}
     rows = sorted({**others, key: found}.items(), key=lambda item: item[1]["name"])
-    MEASURED.write_text(json.dumps(dict(rows), indent=1) + "\n", encoding="utf-8")
+    results.write_text(json.dumps(dict(rows), indent=1) + "\n", encoding="utf-8")
 
 
 def cells(row: Row) -> list[str]:
