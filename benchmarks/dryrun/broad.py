@@ -9,8 +9,8 @@
 
 Nobody tuned the simulator on these files. broad.yaml declares them with their branch, and the policies of each. A file
 keeps its sizes, parallelism and options; the number of layers, of stages and of micro-batches is cut (`cut`), because a
-dry run compiles each layer. Results of dry runs are kept in broad_measured.json by content of the configuration and version
-of MindSpore. A row takes one to four minutes on two cores. Exit code 1 if a target is missed.
+dry run compiles each layer. Results of dry runs are kept in broad_measured.json by content of the configuration and
+version of MindSpore. A row takes one to four minutes on two cores. Exit code 1 if a target is missed.
 """
 
 import argparse
@@ -87,8 +87,8 @@ def cut(data: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with fewer layers, stages and micro-batches; all other keys as they are.
 
     At most `MOST_STAGES` stages with `LAYERS_PER_CHUNK` layers a chunk, twice as many micro-batches as stages in a
-    pipeline, otherwise at most `MOST_ACCUMULATION` accumulated ones. Lists per stage keep their first entries, none above the layers of
-    a chunk.
+    pipeline, otherwise at most `MOST_ACCUMULATION` accumulated ones. Lists per stage keep their first entries, none
+    above the layers of a chunk.
     """
     data = deepcopy(data)
     model, parallel = data["model"]["model_config"], data["parallel_config"]

@@ -1,0 +1,76 @@
+"""MindSpore's pool without virtual memory: allocations of a real dry run, and its rules by hand."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from mindswap.simulator.memory_pool import PERSISTENT_UNIT_BYTES, UNIT_BYTES, MemoryPool
+
+DATA = Path(__file__).parents[1] / "data"
+MIB = 1 << 20
+
+
+def test_allocations_of_a_dry_run_give_its_peak_with_fragments():
+    with gzip.open(DATA / "memory_pool/qwen2_5_0_5b.json.gz", "rt") as file:
+        recorded = json.load(file)
+    pool, buffers, live_bytes, used_bytes = MemoryPool(), {}, 0, 0
+    blocks = recorded["blocks"]
+    events = [(begin, True, number) for number, (begin, *_) in enumerate(blocks)]
+    events += [(end, False, number) for number, (_, end, *_) in enumerate(blocks) if end is not None]
+    for _, is_allocated, number in sorted(events):
+        _, _, size_bytes, is_persistent = blocks[number]
+        if is_allocated:
+            buffers[number] = pool.allocate(size_bytes, is_persistent=bool(is_persistent))
+            live_bytes += size_bytes
+            used_bytes = max(used_bytes, live_bytes)
+        else:
+            pool.release(buffers.pop(number))
+            live_bytes -= size_bytes
+    assert used_bytes // MIB == 17360  # without fragments
+    assert pool.actual_bytes // MIB == recorded["actual_peak_mib"] == 23025
+
+
+def test_a_block_is_one_unit_or_a_power_of_two_of_it():
+    pool = MemoryPool()
+    pool.allocate(1)
+    assert (pool.actual_bytes, pool.reserved_bytes) == (512, UNIT_BYTES)
+    pool.allocate(5 << 30)
+    assert pool.reserved_bytes == UNIT_BYTES + (8 << 30)
+    pool.allocate(1, is_persistent=True)
+    assert pool.reserved_bytes == UNIT_BYTES + (8 << 30) + PERSISTENT_UNIT_BYTES
+
+
+def test_the_smallest_free_buffer_that_is_large_enough_is_used():
+    pool = MemoryPool()
+    small, _, large, _ = (pool.allocate(size * MIB) for size in (10, 1, 20, 1))
+    pool.release(large)
+    pool.release(small)
+    assert pool.allocate(9 * MIB).address == small.address
+    assert pool.allocate(9 * MIB).address == large.address
+    assert pool.actual_bytes == 32 * MIB
+
+
+def test_released_buffers_merge_with_free_neighbours():
+    pool = MemoryPool()
+    buffers = [pool.allocate(10 * MIB) for _ in range(4)]
+    for number in (0, 2, 1):
+        pool.release(buffers[number])
+    assert pool.allocate(30 * MIB).address == buffers[0].address
+    assert pool.actual_bytes == 40 * MIB
+
+
+def test_weights_use_free_memory_of_the_common_pool_before_a_new_block():
+    pool = MemoryPool()
+    pool.allocate(MIB)
+    pool.allocate(1000 * MIB, is_persistent=True)
+    pool.allocate(100 * MIB, is_persistent=True)
+    assert pool.reserved_bytes == UNIT_BYTES + PERSISTENT_UNIT_BYTES
+    assert pool.actual_bytes == 1101 * MIB
+
+
+@pytest.mark.parametrize(("size_bytes", "taken_bytes"), [(0, 512), (1, 512), (512, 512), (513, 1024)])
+def test_sizes_are_multiples_of_512_bytes(size_bytes, taken_bytes):
+    pool = MemoryPool()
+    assert pool.allocate(size_bytes).size_bytes == pool.actual_bytes == taken_bytes
