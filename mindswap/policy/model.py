@@ -1,8 +1,7 @@
-"""The normalised policy: what each operator of each layer does with its activations.
+"""The normalized policy: the treatment of the activations of each operator in each layer.
 
-One immutable object, made by `policy.formats.mindformers1.read` from any accepted spelling, serves applying,
-simulating and planning alike. `Policy.to_config()` writes it as MindFormers spells it; read
-back, that gives an equal policy.
+`policy.formats.mindformers1.read` makes this immutable object from any accepted spelling; it is applied, simulated and
+planned. `Policy.to_config()` returns it in the format of MindFormers; parsing that returns an equal policy.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,13 +30,13 @@ DEFAULT_SWAP_PATTERNS = (r".*\.flash_attention", r".*\.core_attention\.flash_att
 
 @dataclass(frozen=True, init=False)
 class Layers:
-    """A set of layer indices: `Layers(0, 3)`, or of one iterable, `Layers(range(4))`; `Layers(None)` is every layer.
+    """A set of layer indices: `Layers(0, 3)`, `Layers(range(4))`, or `Layers(None)` for every layer.
 
     Attributes:
-        indices: sorted, without repetition; None stands for every layer of the model.
+        indices: sorted, without duplicates; None for every layer of the model.
 
     Raises:
-        MindswapError: what is given is not a layer index.
+        MindswapError: if an argument is not a layer index.
     """
 
     indices: tuple[int, ...] | None
@@ -62,11 +61,11 @@ class Layers:
         return self.indices is None or bool(self.indices)
 
     def resolve(self, num_layers: int) -> tuple[int, ...]:
-        """The indices as a tuple, in a model of `num_layers` layers."""
+        """Return the indices as a tuple, in a model of `num_layers` layers."""
         return tuple(range(num_layers)) if self.indices is None else self.indices
 
     def to_config(self) -> bool | list[int]:
-        """`True` for every layer, else the list of indices."""
+        """Return `True` for every layer, else the list of indices."""
         return True if self.indices is None else list(self.indices)
 
 
@@ -77,7 +76,7 @@ NO_LAYERS = Layers(())
 
 
 def union_layers(parts: Iterable[Layers]) -> Layers:
-    """The layers that are in any of the sets."""
+    """Return the union of sets of layers."""
     parts = tuple(parts)
     if any(layers.indices is None for layers in parts):
         return ALL_LAYERS
@@ -126,7 +125,7 @@ class OpSwap(_ValidatedEntry):
     r"""Offload the operators that `pattern` matches in these layers.
 
     Attributes:
-        pattern: parts joined by `\.`; each part is a regular expression that must match the whole
+        pattern: parts joined by `\.`; each part is a regular expression that must match the full
             name of one level below the layer; the last part matches a cell or a primitive.
         layers: layers to which the entry applies.
         prefetch: prefetch distance in operators (`backward_prefetch` in YAML), at least 1.
@@ -167,15 +166,15 @@ class Policy:
     In Python, entries may be given as any sequence: `Policy(op_swap=[OpSwap("attention", Layers(0, 3), 20)])`.
 
     Attributes:
-        is_swap_enabled: `swap: True`; not given, it is on where any layer or operator is named. When False, every
-            other swap field is empty, and so are the recompute fields, because MindFormers does its own (stage
-            count) recompute then. Only `policy.formats.mindformers1.stage_recompute` fills them with
-            swap off, to say what that is.
-        default_prefetch: distance of the default strategy; None where it does not act. `op_swap` then holds its
+        is_swap_enabled: `swap: True`; by default True if any layer or operator is named. When False, every other swap
+            field is empty, and so are the recompute fields, because MindFormers then recomputes by itself (counts per
+            stage). Only `policy.formats.mindformers1.stage_recompute` fills the recompute fields with swap off, to
+            describe that recompute.
+        default_prefetch: prefetch distance of the default strategy; None if it does not apply. `op_swap` then holds its
             patterns, which need not be given.
-        layer_swap: whole layers to offload.
+        layer_swap: full layers to offload.
         op_swap: operators to offload.
-        layer_recompute: layers that are recomputed whole.
+        layer_recompute: layers with full recompute.
         select_recompute: operators to recompute.
         select_comm_recompute: communication operators to recompute.
         select_recompute_exclude: operators that must not be recomputed.
@@ -183,14 +182,14 @@ class Policy:
         recompute_slice_activation: slice what a recomputed layer keeps over the tensor parallel group.
         mp_comm_recompute: recompute tensor parallel communication inside a recomputed layer.
         parallel_optimizer_comm_recompute: recompute the AllGather of the parallel optimizer.
-        output_recompute: layers of layer_recompute whose output is not kept either: backward computes it again
-            for the layer that follows, so runs of them form groups that keep one hidden state each.
+        output_recompute: layers of layer_recompute whose output is not kept either: backward recomputes it for the next
+            layer, so consecutive layers of this kind form groups that keep one hidden state each.
     """
 
-    is_swap_enabled: bool = cast(bool, None)  # never None behind __post_init__
+    is_swap_enabled: bool = cast(bool, None)  # never None after __post_init__
     default_prefetch: int | None = None
     layer_swap: tuple[LayerSwap, ...] = ()
-    op_swap: tuple[OpSwap, ...] = cast(Any, None)  # nor this
+    op_swap: tuple[OpSwap, ...] = cast(Any, None)  # never None after __post_init__
     layer_recompute: Layers = NO_LAYERS
     select_recompute: tuple[OpRecompute, ...] = ()
     select_comm_recompute: tuple[OpRecompute, ...] = ()

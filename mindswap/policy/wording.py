@@ -1,4 +1,4 @@
-"""Words for messages: sets of layers, lists of names, and the closest valid name."""
+"""Format sets of layers and lists of names for messages, and find the closest valid name."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,12 +9,12 @@ MAX_COMPARED_CHARS = 120
 
 
 def format_indices(indices: Iterable[int]) -> str:
-    """Indices with runs joined: `0-2, 5`."""
+    """Format indices with runs joined: `0-2, 5`."""
     return ", ".join(index_runs(indices))
 
 
 def index_runs(indices: Iterable[int]) -> list[str]:
-    """Indices as texts, runs as one: `0-2` and `5`."""
+    """Format each run of indices: `0-2` and `5`."""
     runs: list[list[int]] = []
     for index in sorted(set(indices)):
         if runs and index == runs[-1][1] + 1:
@@ -25,20 +25,20 @@ def index_runs(indices: Iterable[int]) -> list[str]:
 
 
 def name_indices(noun: str, indices: Iterable[int]) -> str:
-    """`worker 3`, `workers 1-2`, `workers 0, 3-5`."""
+    """Format a noun with indices: `worker 3`, `workers 1-2`, `workers 0, 3-5`."""
     named = set(indices)
     return f"{noun}{'' if len(named) == 1 else 's'} {format_indices(named) or '(none)'}"
 
 
 def format_layers(layers: Layers) -> str:
-    """A set of layers in words: `layer 3`, `layers 0-2, 5`, `every layer`."""
+    """Format a set of layers: `layer 3`, `layers 0-2, 5`, `every layer`."""
     if layers.indices is None:
         return "every layer"
     return name_indices("layer", layers.indices)
 
 
 def format_names(names: Iterable[str], limit: int = 3) -> str:
-    """The first names, and how many more there are."""
+    """Format the first `limit` names, and the number of the others."""
     names = tuple(names)
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
@@ -59,7 +59,7 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 1, min_simi
         matcher.set_seq1(candidate.lower()[:MAX_COMPARED_CHARS])
         lowest_kept = best[-1][0] if len(best) == limit else -1.0
         similarity = 1.0
-        for upper_bound in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio):  # ever dearer, ever closer
+        for upper_bound in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio):  # cheapest first
             if (similarity := min(similarity, upper_bound())) < min_similarity or similarity <= lowest_kept:
                 break
         else:
@@ -68,7 +68,7 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 1, min_simi
 
 
 def last_key(path: str) -> str:
-    r"""The key that a path ends with, as it is written in YAML: `recompute`, or `'attention\.wq'` of a mapping."""
+    r"""Return the last key of a key path, as in YAML: `recompute`, or `'attention\.wq'` of a mapping."""
     if path.endswith("']"):
         return "'" + path[path.rindex("['") + 2 : -2] + "'"
     return path.rpartition(".")[2].partition("[")[0]

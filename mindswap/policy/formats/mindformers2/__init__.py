@@ -1,1 +1,1 @@
-"""`swap` and `recompute` of MindFormers 2.x (PyNative mode). Text only: nothing here needs MindSpore."""
+"""`swap` and `recompute` of MindFormers 2.x (PyNative mode), parsed without MindSpore."""

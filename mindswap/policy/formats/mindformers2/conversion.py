@@ -1,8 +1,8 @@
-"""Swap and recompute settings of MindFormers 1.9 <-> 2.x, with a list of what is lost.
+"""Convert swap and recompute settings between MindFormers 1.9 and 2.x, with a list of losses.
 
-A name converts, its meaning not always: for a single operator graph mode moves its outputs, PyNative mode what it saves
-for backward (its inputs, mostly). Whole cells agree but for their rim. Where a recorded step says which names move the
-same tensors (`pynative.by_tensor`), those names are taken.
+Names can be converted, but not always with the same meaning: for a single operator, graph mode offloads its outputs,
+and PyNative mode offloads the tensors that it saves for backward (mostly its inputs). For cells, only the tensors at
+their boundary differ. With a recorded step (`pynative.by_tensor`), names are chosen that offload the same tensors.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,7 @@ from typing import Any
 from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS
 from mindswap.policy.formats.mindformers2.effect import LayerMap, SettingsEffect
 from mindswap.policy.formats.mindformers2.renaming import LayerNames, pattern_to_1_9, patterns_to_2x
-from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.model import LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.wording import index_runs, name_indices
 
 
@@ -21,11 +21,11 @@ class SwapTargets:
     """Swap settings for the other version.
 
     Attributes:
-        whole: layers with `layer_swap`.
+        full_layers: layers with `layer_swap`.
         paths: dotted path of an `op_swap` entry -> its layers.
     """
 
-    whole: tuple[int, ...]
+    full_layers: tuple[int, ...]
     paths: Mapping[str, tuple[int, ...]]
 
 
@@ -88,44 +88,59 @@ def _swap_2x(
     if num_stages > 1:
         lost.append(f"all of swap: MindFormers 2.x does not swap with {num_stages} pipeline stages")
         return {"enable": False}
+    prefetch = _prefetch_2x(entries, num_layers, num_layer_ops, lost, origin)
+    # Graph mode does not swap recomputed layers; 2.x would swap their inputs.
+    named_layers = {index for entry in entries for index in entry.layers.resolve(num_layers)}
+    indices = named_layers.difference(policy.layer_recompute.resolve(num_layers))
+    swappable = {index for index in indices if index + prefetch < num_layers}
+    if by_tensor is None:
+        full_layers = {index for entry in policy.layer_swap for index in entry.layers.resolve(num_layers)} & swappable
+        by_pattern = _layers_by_pattern(policy.op_swap, num_layers, swappable, names, lost)
+    else:
+        targets = by_tensor(num_layers - prefetch)
+        full_layers = set(targets.full_layers)
+        by_pattern = {path.replace(".", r"\."): set(layers) for path, layers in targets.paths.items()}
+    swap: dict[str, Any] = {"enable": True, "default_prefetch": prefetch}
+    if full_layers:
+        swap["layer_swap"] = [{"layers": index_runs(full_layers)}]
+    # layer_swap overrides op_swap in 2.x; in 1.9 op_swap overrides layer_swap.
+    if any(layers & full_layers for layers in by_pattern.values()):
+        lost.append("op_swap in layers of layer_swap: 2.x swaps those layers as a whole")
+    op_swap = [
+        {"op_name": pattern, "layers": index_runs(layers - full_layers)}
+        for pattern, layers in by_pattern.items()
+        if layers - full_layers
+    ]
+    if op_swap:
+        swap["op_swap"] = op_swap
+    if beyond := indices - swappable:
+        lost.append(f"swap of {name_indices('layer', beyond)}: the last {prefetch} cannot be swapped in 2.x")
+    return swap if full_layers or op_swap else {"enable": False}
+
+
+def _prefetch_2x(
+    entries: Iterable[LayerSwap | OpSwap], num_layers: int, num_layer_ops: int, lost: list[str], origin: str
+) -> int:
+    """Convert the largest prefetch distance from operators to layers."""
     distances = sorted({entry.prefetch for entry in entries})
     if len(distances) > 1:
         listed = ", ".join(map(str, distances))
         lost.append(f"the distances of the entries ({listed}): one default_prefetch holds for all")
     prefetch = min(-(-distances[-1] // num_layer_ops), max(num_layers - 1, 1))
     lost.append(f"the unit of the distance: {distances[-1]} operators became {prefetch} layer(s) {origin}")
-    # Graph mode does not swap recomputed layers; 2.x would swap their inputs.
-    recomputed = set(policy.layer_recompute.resolve(num_layers))
-    beyond: set[int] = set()
+    return prefetch
 
-    def swappable(layers: Layers) -> list[int]:
-        indices = [index for index in layers.resolve(num_layers) if index not in recomputed]
-        beyond.update(index for index in indices if index + prefetch >= num_layers)
-        return [index for index in indices if index + prefetch < num_layers]
 
-    whole = sorted({index for entry in policy.layer_swap for index in swappable(entry.layers)})
+def _layers_by_pattern(
+    entries: Iterable[OpSwap], num_layers: int, swappable: set[int], names: LayerNames, lost: list[str]
+) -> dict[str, set[int]]:
+    """Map each pattern of 2.x to the swappable layers of its entries."""
     by_pattern: dict[str, set[int]] = {}
-    for entry in policy.op_swap:
-        found = swappable(entry.layers)
-        for pattern in patterns_to_2x(entry.pattern, names, lost) if by_tensor is None else ():
-            by_pattern.setdefault(pattern, set()).update(found)
-    if by_tensor is not None:
-        chosen = by_tensor(num_layers - prefetch)
-        whole = list(chosen.whole)
-        by_pattern = {path.replace(".", r"\."): set(found) for path, found in chosen.paths.items()}
-    swap: dict[str, Any] = {"enable": True, "default_prefetch": prefetch}
-    if whole:
-        swap["layer_swap"] = [{"layers": index_runs(whole)}]
-    # layer_swap overrides op_swap in 2.x; in 1.9 it is the other way round.
-    named = {pattern: sorted(found - set(whole)) for pattern, found in by_pattern.items()}
-    if any(found & set(whole) for found in by_pattern.values()):
-        lost.append("op_swap in layers of layer_swap: 2.x swaps those layers as a whole")
-    op_swap = [{"op_name": pattern, "layers": index_runs(found)} for pattern, found in named.items() if found]
-    if op_swap:
-        swap["op_swap"] = op_swap
-    if beyond:
-        lost.append(f"swap of {name_indices('layer', beyond)}: the last {prefetch} cannot be swapped in 2.x")
-    return swap if whole or op_swap else {"enable": False}
+    for entry in entries:
+        layers = swappable.intersection(entry.layers.resolve(num_layers))
+        for pattern in patterns_to_2x(entry.pattern, names, lost):
+            by_pattern.setdefault(pattern, set()).update(layers)
+    return by_pattern
 
 
 def _recompute_2x(policy: Policy, num_layers: int, names: LayerNames, lost: list[str]) -> dict[str, dict[str, Any]]:
@@ -195,13 +210,13 @@ def to_1_9(
         if inside:
             lost.append(f"swap of the inputs of recomputed {name_indices('layer', inside)}: 1.9 recomputes only")
         if by_tensor is None:
-            whole = [index for index, layer in enumerate(effect.layers) if layer.is_swapped]
+            full_layers = [index for index, layer in enumerate(effect.layers) if layer.is_swapped]
             named = _names_1_9({i: layer.swapped for i, layer in enumerate(effect.layers)}, use_legacy, lost)
         else:
-            whole = list(by_tensor.whole)
-            named = {path.replace(".", r"\."): list(found) for path, found in by_tensor.paths.items()}
-        if whole:
-            swap["layer_swap"] = [{"backward_prefetch": prefetch, "layers": whole}]
+            full_layers = list(by_tensor.full_layers)
+            named = {path.replace(".", r"\."): list(layers) for path, layers in by_tensor.paths.items()}
+        if full_layers:
+            swap["layer_swap"] = [{"backward_prefetch": prefetch, "layers": full_layers}]
         if named:
             swap["op_swap"] = [
                 {"op_name": pattern, "backward_prefetch": prefetch, "layers": layers}

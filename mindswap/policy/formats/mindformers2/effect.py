@@ -1,12 +1,13 @@
-"""Effect of the settings in MindFormers 2.x, layer by layer, and what it drops.
+"""Compute the effect of settings in MindFormers 2.x on each layer, and the settings that it ignores.
 
 Follows `apply_recompute` and `apply_swap` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0).
-Where the paths of a layer are not known, a pattern stands for itself.
+If the paths of a layer are not known, a pattern counts as a path.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mindswap.policy.cell_tree import PatternError
 from mindswap.policy.formats.mindformers2.settings import Settings2x, Target
@@ -15,30 +16,30 @@ from mindswap.policy.formats.mindformers2.tables import Model, is_below, match_p
 
 @dataclass(frozen=True)
 class Drop:
-    """A path that the settings name and that gets no wrapper."""
+    """A path in the settings that gets no wrapper."""
 
     option: str  # as in `Target.option`
-    path: str  # what is named
-    reason: str  # why nothing comes of it, in words
+    path: str  # dotted path below the layer
+    reason: str  # reason in words
 
 
 @dataclass(frozen=True)
 class LayerOutcome:
     """Outcome for one layer."""
 
-    is_recomputed: bool  # as a whole
-    recomputed: tuple[str, ...]  # this and the next two: paths that get a wrapper
-    comm_recomputed: tuple[str, ...]
-    excluded: tuple[str, ...]
-    is_swapped: bool  # as a whole
-    swapped: tuple[str, ...]  # paths that get a wrapper
-    fetch_layer: int | None  # the layer whose backward starts the copies back; None where nothing is registered
-    drops: tuple[Drop, ...]  # what is named without effect
-    refused_cells: tuple[str, ...]  # cells that `recompute_comm` names, and refuses
+    is_recomputed: bool  # the full layer is recomputed
+    recomputed: tuple[str, ...]  # paths wrapped for recompute
+    comm_recomputed: tuple[str, ...]  # paths wrapped for recompute of communication
+    excluded: tuple[str, ...]  # paths wrapped for exclusion from recompute
+    is_swapped: bool  # the full layer is swapped
+    swapped: tuple[str, ...]  # paths wrapped for swap
+    fetch_layer: int | None  # layer at whose backward the prefetch starts; None without swap
+    drops: tuple[Drop, ...]  # paths without effect
+    refused_cells: tuple[str, ...]  # cells in `recompute_comm`, which accepts operators only
 
 
 ROTARY_READERS = frozenset({"self_attention", "self_attention.apply_rotary_pos_emb"})
-# Paths by layer, as upstream prints them in a "Configuration Map".
+# Layer -> paths, as upstream prints them in a "Configuration Map".
 LayerMap = dict[int, tuple[str, ...]]
 
 
@@ -46,30 +47,30 @@ LayerMap = dict[int, tuple[str, ...]]
 class SettingsEffect:
     """Effect of the settings."""
 
-    settings: Settings2x  # what was asked
-    model: Model | None  # names of the layers; None if not known
-    maps: Mapping[str, LayerMap]  # by option, as in `Target.option`, where upstream prints one
-    layers: tuple[LayerOutcome, ...]  # one per layer of the model; empty where their number is not known
-    # (option, pattern) that names nothing in any of its layers, in the order of upstream's warnings
+    settings: Settings2x  # the parsed settings
+    model: Model | None  # paths in the layers; None if not known
+    maps: Mapping[str, LayerMap]  # option as in `Target.option` -> map, for options whose map upstream prints
+    layers: tuple[LayerOutcome, ...]  # one per layer of the model; empty if their number is not known
+    # (option, pattern) without a match in any of its layers, in the order of upstream's warnings
     unmatched: tuple[tuple[str, str], ...]
 
     @property
     def swaps_anything(self) -> bool:
-        """True if any layer moves anything."""
+        """Return whether any layer swaps a tensor."""
         return any(layer.is_swapped or layer.swapped for layer in self.layers)
 
     @property
     def swaps_rotary(self) -> bool:
-        """True if a swapped cell reads the rotary cos and sin, which all layers share."""
+        """Return whether a swapped cell reads the rotary cos and sin, which all layers share."""
         return any(layer.is_swapped or ROTARY_READERS.intersection(layer.swapped) for layer in self.layers)
 
     def matches(self, target: Target) -> dict[int, tuple[str, ...]]:
-        """For each layer of a target the paths that it names."""
+        """Return the paths that a target matches in each of its layers."""
         return {layer: _named(target, layer, self.model) for layer in self.settings.layers_of(target)}
 
 
 def compute_effect(settings: Settings2x, model: Model | None) -> SettingsEffect:
-    """Effect of the settings upstream, problems or not."""
+    """Compute the effect of settings in MindFormers, even if they have problems."""
     unmatched: list[tuple[str, str]] = []
 
     def expand(option: str) -> LayerMap:
@@ -103,7 +104,10 @@ def _named(target: Target, layer: int, model: Model | None) -> tuple[str, ...]:
 
 
 def _expand(settings: Settings2x, model: Model | None, option: str, unmatched: list[tuple[str, str]]) -> LayerMap:
-    """Paths by layer in the order of patterns. Of equal patterns the last counts, at the place of the first."""
+    """Return the paths of an option by layer, in the order of its patterns.
+
+    Of equal patterns, the last one applies, in the position of the first one.
+    """
     by_pattern = {target.pattern or "": target for target in settings.of(option)}
     paths_by_layer: dict[int, dict[str, None]] = {}
     for pattern, target in by_pattern.items():
@@ -117,7 +121,7 @@ def _expand(settings: Settings2x, model: Model | None, option: str, unmatched: l
 
 
 def _clean(layer_map: LayerMap, full_layers: frozenset[int]) -> LayerMap:
-    """Without layers that are taken whole, and without paths below another path of the map."""
+    """Remove layers that are covered as full layers, and paths below another path of the map."""
     cleaned = {}
     for layer, paths in layer_map.items():
         if layer not in full_layers:
@@ -142,7 +146,7 @@ def _below_any(path: str, parents: Iterable[str]) -> bool:
 def _apply(
     settings: Settings2x, model: Model | None, maps: Mapping[str, LayerMap], index: int, is_full: bool, is_swapped: bool
 ) -> LayerOutcome:
-    """Wraps in upstream's order; what stands below a wrapper is not found any more."""
+    """Wrap the paths of a layer in upstream's order; paths below a wrapper cannot be wrapped any more."""
     drops: list[Drop] = []
     wrapped: list[str] = []
 
@@ -184,14 +188,22 @@ def _apply(
     )
 
 
-# What MindFormers 2.1.0 logs about these settings, word for word (without time and file).
+# Log lines of MindFormers 2.1.0 about these settings, verbatim but without time and file.
 
-# How a warning calls an option, which configuration it names, and the title of its map.
+
+class _Label(NamedTuple):
+    """Names of an option in log lines."""
+
+    option: str  # name in warnings
+    config: str  # name of its configuration
+    title: str  # title of its map
+
+
 _LABELS = {
-    "select_module": ("select_module", "recompute config", "Recompute"),
-    "exclude_op": ("exclude_op", "recompute config", "ExcludeOp"),
-    "comm": ("comm_select_module", "recompute config", "Comm Select Recompute"),
-    "op_swap": ("op_swap", "swap config", "Swap"),
+    "select_module": _Label("select_module", "recompute config", "Recompute"),
+    "exclude_op": _Label("exclude_op", "recompute config", "ExcludeOp"),
+    "comm": _Label("comm_select_module", "recompute config", "Comm Select Recompute"),
+    "op_swap": _Label("op_swap", "swap config", "Swap"),
 }
 _RULER = "-" * 69
 _EXCLUDE_WITHOUT_RECOMPUTE = (
@@ -201,42 +213,50 @@ _EXCLUDE_WITHOUT_RECOMPUTE = (
 
 
 def log_lines(effect: SettingsEffect) -> tuple[str, ...]:
-    """The lines in order. Meaningful where the model is known and upstream refuses nothing.
+    """Return the log lines in order; valid if the model is known and MindFormers accepts the settings.
 
     Source: mindformers/pynative/distributed/activation_checkpoint.py (2.1.0), `logger.info` and `logger.warning`.
     """
-    layers = effect.layers
     lines: list[str] = []
     if effect.settings.mode == "None" and effect.settings.of("exclude_op"):
         lines.append(_EXCLUDE_WITHOUT_RECOMPUTE)
     for option in ("select_module", "exclude_op", "comm"):
         lines += _map_lines(effect, option)
-    for index, layer in enumerate(layers):
-        if layer.excluded:
-            lines.append(f"Set exclude recompute at layer {index}: {', '.join(layer.excluded)}")
-        if layer.is_recomputed:
-            lines.append(f"Set full recompute at layer {index}")
-        if layer.recomputed:
-            lines.append(f"Set select recompute at layer {index}: {', '.join(layer.recomputed)}")
-        lines += [_refused_cell(path) for path in layer.refused_cells]
-        if layer.comm_recomputed:
-            lines.append(f"Set select comm recompute at layer {index}: {', '.join(layer.comm_recomputed)}")
+    for index, layer in enumerate(effect.layers):
+        lines += _recompute_lines(index, layer)
     lines += _map_lines(effect, "op_swap")
-    for index, layer in enumerate(layers):
-        if layer.is_swapped:
-            lines.append(f"Set layer swap at layer {index}")
-        if layer.swapped:
-            lines.append(f"Set select swap at layer {index}: {', '.join(layer.swapped)}")
+    for index, layer in enumerate(effect.layers):
+        lines += _swap_lines(index, layer)
     return tuple(lines)
 
 
+def _recompute_lines(index: int, layer: LayerOutcome) -> Iterator[str]:
+    if layer.excluded:
+        yield f"Set exclude recompute at layer {index}: {', '.join(layer.excluded)}"
+    if layer.is_recomputed:
+        yield f"Set full recompute at layer {index}"
+    if layer.recomputed:
+        yield f"Set select recompute at layer {index}: {', '.join(layer.recomputed)}"
+    yield from (_refused_cell(path) for path in layer.refused_cells)
+    if layer.comm_recomputed:
+        yield f"Set select comm recompute at layer {index}: {', '.join(layer.comm_recomputed)}"
+
+
+def _swap_lines(index: int, layer: LayerOutcome) -> Iterator[str]:
+    if layer.is_swapped:
+        yield f"Set layer swap at layer {index}"
+    if layer.swapped:
+        yield f"Set select swap at layer {index}: {', '.join(layer.swapped)}"
+
+
 def _map_lines(effect: SettingsEffect, option: str) -> Iterator[str]:
-    label, config, title = _LABELS[option]
+    label = _LABELS[option]
     for unmatched_option, pattern in effect.unmatched:
         if unmatched_option == option:
-            yield f"{label} pattern '{pattern}' did not match any module in the model, please check your {config}."
+            name, config = label.option, label.config
+            yield f"{name} pattern '{pattern}' did not match any module in the model, please check your {config}."
     if option in effect.maps:
-        yield f"--- Final {title} Configuration Map---"
+        yield f"--- Final {label.title} Configuration Map---"
         for layer, paths in sorted(effect.maps[option].items()):
             yield f"layer{layer}: {', '.join(paths)}"
         yield _RULER

@@ -1,4 +1,4 @@
-"""Document of MindFormers 2.x -> Settings2x. What does not fit is kept as a misfit; nothing is judged here."""
+"""Parse a document of MindFormers 2.x to `Settings2x`; unreadable values become `ParseIssues`."""
 
 from mindswap.config.nodes import Document, DocumentNode, key_text
 from mindswap.config.problem import Location
@@ -12,19 +12,21 @@ _OFF_WORDS = ("false", "off", "no", "n", "0", "none", "null")
 
 
 def find_num_layers_2x(document: Document) -> int | None:
-    """Layers that `model` states, without those for multi-token prediction."""
+    """Return the number of layers in `model`, without those for multi-token prediction; None if it is missing."""
     return find_count((document.get("model", key) for key in NUM_LAYERS_KEYS), 1)
 
 
 def find_mtp_layers(document: Document) -> int:
-    """Layers for multi-token prediction; they have the ids behind the others."""
+    """Return the number of layers for multi-token prediction, whose indices follow those of the other layers."""
     return find_count((document.get("model", key) for key in MTP_KEYS), 0) or 0
 
 
 def read_pynative(document: Document, num_layers: int | None) -> Settings2x:
-    """Swap and recompute settings of a configuration of MindFormers 2.x.
+    """Parse the swap and recompute settings of a configuration of MindFormers 2.x.
 
-    `num_layers` are those without multi-token prediction; None takes what the configuration states.
+    Args:
+        document: the configuration.
+        num_layers: layers without those for multi-token prediction; None takes the number in the configuration.
     """
     return _Reader(document, num_layers if num_layers is not None else find_num_layers_2x(document)).read()
 
@@ -68,8 +70,6 @@ class _Reader:
         self.parse_issues.add_invalid_value(f"{name}.enable", node, Expect2x.BOOL)
         return str(node.value).strip().lower() not in _OFF_WORDS
 
-    # swap
-
     def _read_swap(self) -> tuple[bool, int | None]:
         section = self._section("swap")
         if section is None:
@@ -81,7 +81,7 @@ class _Reader:
             prefetch = node.value if is_prefetch(node) else None
             if prefetch is None and (is_enabled or not is_index(node)):
                 self.parse_issues.add_invalid_value("swap.default_prefetch", node, Expect2x.PREFETCH)
-        if is_enabled:  # upstream looks at the type of a list or mapping only where it is used
+        if is_enabled:  # upstream validates the lists only if swap is enabled
             for path, entry in self._entries(section.get("layer_swap"), "swap.layer_swap", ("layers",)):
                 layers = entry.get("layers")
                 if layers is not None:
@@ -91,7 +91,7 @@ class _Reader:
         return is_enabled, prefetch
 
     def _entries(self, node: DocumentNode | None, path: str, keys: tuple[str, ...]) -> list[tuple[str, DocumentNode]]:
-        """The mappings of a list, whose keys are looked at; one mapping stands for a list of it."""
+        """Return the mappings of a list, or a single mapping, with their key paths, after checking their keys."""
         if node is None or node.is_null:
             return []
         candidates = [(f"{path}[{index}]", item) for index, item in enumerate(node.items or ())]
@@ -114,8 +114,6 @@ class _Reader:
             place = (f"{path}.op_name", name.location)
             self._add("op_swap", path, entry.location, layers, f"{path}.layers", name.value, place)
 
-    # recompute
-
     def _read_recompute(self, is_comm_enabled: bool) -> str | None:
         section = self._section("recompute")
         if section is None:
@@ -132,7 +130,7 @@ class _Reader:
             path = "recompute.full_recompute_layer"
             self._add("full_recompute_layer", path, full.location, full, path)
         if select is not None and not select.is_null and is_on:
-            # With `mode: full` upstream looks at the structure, and ignores the rest.
+            # With `mode: full` upstream validates the structure, and ignores the entries.
             self._read_modules(select, "recompute.select_module", "select_module", is_active=mode == "select")
         if exclude is not None and not exclude.is_null and (is_on or is_comm_enabled):
             if exclude.entries is None:
@@ -164,8 +162,6 @@ class _Reader:
             elif is_active or entry.value.items is None:
                 self._add(option, name_path, entry.location, entry.value, name_path, entry.key)
 
-    # parts
-
     def _add(
         self,
         option: str,
@@ -176,7 +172,7 @@ class _Reader:
         pattern: str | None = None,
         pattern_place: tuple[str, Location] | None = None,
     ) -> None:
-        """Keep a target; the pattern stands where the entry does, unless it has a place of its own."""
+        """Record a target; without `pattern_place`, the pattern has the location of the entry."""
         specs = []
         if layers.items is None:
             self.parse_issues.add_invalid_value(layers_path, layers, Expect2x.LAYERS)

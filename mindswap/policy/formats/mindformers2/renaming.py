@@ -1,4 +1,4 @@
-"""Patterns of MindFormers 1.9 as patterns of 2.x, and back: the part of a conversion that deals with names.
+"""Convert patterns between MindFormers 1.9 and 2.x, and replace sections of a YAML text.
 
 Source: `mindformers/models/llama` of mindformers 1.9.0, `mindformers/pynative/transformers` of 2.1.0.
 """
@@ -18,31 +18,31 @@ from mindswap.files import package_data
 from mindswap.policy.cell_tree import CellNode, PatternError, is_within, match_pattern
 from mindswap.policy.formats.mindformers2.tables import is_below
 
-# Cells of the legacy models -> those of 2.x, longest first.
+# Cell of the legacy models -> cell of 2.x, longest first.
 LEGACY_CELLS: dict[str, str] = package_data("pynative/legacy_cells.yaml")
 _PLAIN = re.compile(r"\w+")
-# A dot that stands for any character: in 2.x it would cross levels.
+# A dot that matches any character: in 2.x it also matches the dot between levels.
 _ANY_CHARACTER = re.compile(r"(?<!\\)\.(?![^\[]*\])")
 _CROSSING = re.compile(r"(?<!\\)\.[*+{]")
 _FLASH_ATTENTION = r"self_attention\.core_attention"
 _CELLS_2X = frozenset(
     {name.rpartition(".")[2] for name in LEGACY_CELLS.values()} | {"q_layernorm", "k_layernorm", "core_attention"}
 )
-# Legacy cells that only some models have: not what a name of 2.x is turned into.
+# Legacy cells that only some models have; names of 2.x are not converted to them.
 _RARE_CELLS = {"attention.infer_attention", "attention.w_qkv", "attention.w", "feed_forward.w_gate_hidden"}
 
 
 @dataclass(frozen=True)
 class LayerNames:
-    """Known names of both layers; None where a model is in no table."""
+    """Names in a layer of both versions; None if no table has the model."""
 
-    layer_1_9: CellNode | None = None  # the layer of 1.9
-    paths_2x: frozenset[str] | None = None  # what can be named in the layer of 2.x
-    cells_2x: frozenset[str] = frozenset()  # which of that are cells
+    layer_1_9: CellNode | None = None  # cell tree of the layer in 1.9
+    paths_2x: frozenset[str] | None = None  # paths of the layer in 2.x
+    cells_2x: frozenset[str] = frozenset()  # paths that are cells
 
 
 def to_2x_path(path: str) -> str:
-    """A dotted path of MindFormers 1.9 with the names of 2.x; what has no other name stays."""
+    """Convert a dotted path of MindFormers 1.9 to the names of 2.x; unknown names are unchanged."""
     for old, new in LEGACY_CELLS.items():
         if is_within(path, old):
             return new + path[len(old) :]
@@ -50,9 +50,14 @@ def to_2x_path(path: str) -> str:
 
 
 def patterns_to_2x(pattern: str, names: LayerNames, lost: list[str]) -> list[str]:
-    """A pattern of 1.9 as patterns of 2.x; what is lost is added to `lost`.
+    """Convert a pattern of 1.9 to patterns of 2.x.
 
-    Where both layers are known, what it names is written out; else names are replaced in the pattern.
+    If the names of both layers are known, the result lists the matched paths; else names are replaced in the pattern.
+
+    Args:
+        pattern: the pattern of 1.9.
+        names: names in a layer of both versions.
+        lost: list to which losses are appended, in words.
     """
     parts = pattern.split(r"\.")
     if parts[0] == ".*" and parts[-1] == "flash_attention":
@@ -107,7 +112,7 @@ def _shifted(pattern: str, new: list[str]) -> str:
 
 
 def pattern_to_1_9(path: str, use_legacy: bool, lost: list[str]) -> list[str]:
-    """A dotted path of 2.x, or a pattern where the model is not known."""
+    """Convert a dotted path of 2.x, or a pattern if the model is not known, to patterns of 1.9."""
     if _CROSSING.search(path):
         lost.append(f"'{path}': crosses levels, which 1.9 cannot say; name the cells one by one")
         return []
@@ -129,7 +134,7 @@ def pattern_to_1_9(path: str, use_legacy: bool, lost: list[str]) -> list[str]:
     return [old.replace(".", r"\.") for old in legacy_paths]
 
 
-# Edits of a user's YAML text: some top-level sections give way to others, every comment stays.
+# Edit a user's YAML text: replace top-level sections and keep every comment.
 
 _COMMENT = re.compile(r"#[^\r\n]*")
 _STEP = 2
@@ -138,17 +143,17 @@ _STEP = 2
 def replace_sections(
     text: str, old: tuple[str, ...], new: dict[str, dict[str, Any]], comment: tuple[str, ...], file: str
 ) -> str:
-    """The text with new sections in the place of old ones; comments in the old ones stand above the new.
+    """Replace sections of a text; comments in the old sections are moved above the new ones.
 
     Args:
-        text: a YAML file, line ends as they are.
-        old: top-level sections that go; those that are missing are skipped.
-        new: sections that come, as plain data.
+        text: a YAML file with its line breaks.
+        old: top-level sections to remove; missing ones are skipped.
+        new: sections to insert, as plain data.
         comment: lines to put above them, without `#`.
         file: name for messages.
 
     Raises:
-        PolicyError: the file is written in a way that cannot be edited, or reads differently afterwards.
+        PolicyError: if the file cannot be edited in its form, or the result has other data than expected.
     """
     before = parse_document(text, file)
     root = before.span
@@ -176,7 +181,7 @@ def replace_sections(
 
 
 def _comments(section: str) -> list[str]:
-    """The comments of a piece of YAML; a `#` inside a string is none."""
+    """Return the comments of a piece of YAML; a `#` inside a string is not a comment."""
     comments, position = [], 0
     for token in yaml.scan(section):
         comments += _COMMENT.findall(section[position : token.start_mark.index])

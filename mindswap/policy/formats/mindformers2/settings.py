@@ -1,4 +1,4 @@
-"""Statements of `swap`, `recompute` and `recompute_comm`, with places. Made by `read`."""
+"""Parsed settings of `swap`, `recompute` and `recompute_comm` with locations; `read_pynative` makes them."""
 
 import re
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from mindswap.config.problem import Location
 from mindswap.policy.formats.mindformers1.schema import ENTRY_PREFIX, MAX_NUM_LAYERS, SMALL_SECTION
 from mindswap.policy.formats.mindformers1.settings import ParseIssues
 
-# Lists of layers as MindFormers 2.x writes them: `5`, `'5'`, `0-19`.
+# Elements of lists of layers in MindFormers 2.x: `5`, `'5'`, `0-19`.
 
 # `_LAYER_ID_SPEC_PATTERN` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0).
 _SPEC = re.compile(r"(\d+)(?:-(\d+))?")
-# Longer numbers name no layer of any model.
+# Longer texts cannot be layer indices of any model.
 _MAX_CHARS = 15
 
 
@@ -29,12 +29,12 @@ class LayerSpec:
 
     @property
     def text(self) -> str:
-        """The element as it is written."""
+        """The element as in the configuration."""
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
 def parse_spec(node: DocumentNode, path: str) -> LayerSpec | None:
-    """The layers that one list element names; None if it is none that upstream accepts."""
+    """Parse one list element; None if MindFormers does not accept it."""
     if node.items is not None or node.entries is not None or is_huge(node.value):
         return None
     text = str(node.value).strip()
@@ -46,7 +46,7 @@ def parse_spec(node: DocumentNode, path: str) -> LayerSpec | None:
 
 
 def indices_of(specs: Iterable[LayerSpec], limit: int) -> tuple[int, ...]:
-    """The layers below `limit`, ascending."""
+    """Return the layers below `limit`, in ascending order."""
     indices: set[int] = set()
     for spec in specs:
         indices.update(range(spec.first, min(spec.last, limit - 1) + 1))
@@ -59,7 +59,7 @@ SECTION_KEYS = {
     "recompute": ("mode", "full_recompute_layer", "select_module", "exclude_op"),
     "recompute_comm": ("enable", "select_module"),
 }
-# The place of each key, for messages about one that is found elsewhere; of those that several sections have none.
+# Section of each key that only one section has, for messages about a misplaced key.
 SECTION_OF_KEY_2X = {
     **dict.fromkeys(("default_prefetch", "layer_swap", "op_swap"), "swap"),
     **dict.fromkeys(("mode", "full_recompute_layer", "exclude_op"), "recompute"),
@@ -69,7 +69,7 @@ SECTION_OF_KEY_2X = {
 
 
 class Expect2x(Enum):
-    """Values that a place takes, in the words of the messages."""
+    """Kinds of values that a key accepts, in the words of the messages."""
 
     SECTION = "a mapping"
     SMALL_SECTION = SMALL_SECTION
@@ -87,49 +87,49 @@ class Expect2x(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """One entry of the configuration: which cells or operators, in which layers."""
+    """One entry of the configuration: cells or operators to swap or recompute in some layers."""
 
-    # key it stands under: `layer_swap`, `op_swap`, `full_recompute_layer`, `select_module`, `exclude_op`, or `comm` for
+    # key of the entry: `layer_swap`, `op_swap`, `full_recompute_layer`, `select_module`, `exclude_op`, or `comm` for
     # `recompute_comm.select_module`
     option: str
     path: str  # key path of the entry, e.g. `swap.op_swap[1]`
-    location: Location  # where the entry begins
-    pattern: str | None  # regular expression for whole paths; None for whole layers
+    location: Location  # start of the entry
+    pattern: str | None  # regular expression that must match the full path; None for full layers
     pattern_path: str  # key path of the pattern
-    pattern_location: Location  # where it stands
+    pattern_location: Location  # location of the pattern
     layers_path: str  # key path of the list of layers
-    layers_location: Location  # where the list begins
-    specs: tuple[LayerSpec, ...]  # its elements, those that could be read
+    layers_location: Location  # start of the list
+    specs: tuple[LayerSpec, ...]  # elements of the list that could be parsed
 
 
 @dataclass(frozen=True, eq=False)
 class Settings2x:
-    """Everything the three sections say, and what could not be read of it."""
+    """Parsed settings of the three sections."""
 
     num_layers: int | None  # layers of the model with those for multi-token prediction; None if not known
-    num_mtp_layers: int  # how many of them are for multi-token prediction
-    is_swap_enabled: bool  # what `swap.enable` says; also True where its value is no bool and not like "off"
-    prefetch: int | None  # `swap.default_prefetch`, in layers; None where it could not be read
-    mode: str | None  # `recompute.mode`; None where it could not be read
-    is_comm_enabled: bool  # what `recompute_comm.enable` says
-    targets: tuple[Target, ...]  # all that acts or is meant to act, in order
-    # what could not be read; of unknown keys upstream ignores those in an entry and refuses those in a section
+    num_mtp_layers: int  # layers for multi-token prediction
+    is_swap_enabled: bool  # value of `swap.enable`; also True for an invalid value that does not look like "off"
+    prefetch: int | None  # `swap.default_prefetch`, in layers; None if invalid
+    mode: str | None  # `recompute.mode`; None if invalid
+    is_comm_enabled: bool  # value of `recompute_comm.enable`
+    targets: tuple[Target, ...]  # entries in order, also those without effect
+    # invalid values and keys. Upstream ignores an unknown key in an entry, and refuses one in a section
     parse_issues: ParseIssues
 
     def of(self, option: str) -> tuple[Target, ...]:
-        """The targets under one option."""
+        """Return the targets of one option."""
         return tuple(target for target in self.targets if target.option == option)
 
     def layers_of(self, target: Target) -> tuple[int, ...]:
-        """The layers of a target that the model has."""
+        """Return the layers of a target that exist in the model."""
         return indices_of(target.specs, self.num_layers if self.num_layers is not None else MAX_NUM_LAYERS)
 
     @property
     def full_layers(self) -> frozenset[int]:
-        """Layers that are recomputed whole; `full_recompute_layer` acts with `mode: select`, too."""
+        """Layers with full recompute; `full_recompute_layer` also applies with `mode: select`."""
         return frozenset(i for target in self.of("full_recompute_layer") for i in self.layers_of(target))
 
     @property
     def swap_layers(self) -> frozenset[int]:
-        """Layers that are swapped whole: those of the first entry of `layer_swap` only."""
+        """Layers that are swapped as full layers: those of the first entry of `layer_swap` only."""
         return frozenset(i for target in self.of("layer_swap")[:1] for i in self.layers_of(target))

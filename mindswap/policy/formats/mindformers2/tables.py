@@ -1,4 +1,4 @@
-"""Names in a layer of known 2.x models, from tables: MindFormers 2.x cannot be installed here."""
+"""Paths in the layers of 2.x models, from tables, because MindFormers 2.x cannot be installed next to 1.9."""
 
 import functools
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from mindswap.errors import PolicyError
 from mindswap.files import DATA, package_data
 from mindswap.policy.cell_tree import PART_TIMEOUT_S, PatternError, compile_part
 
-# Patterns of MindFormers 2.x against the paths of a layer: a pattern must match a whole dotted path.
+# Matching of patterns of MindFormers 2.x: a pattern must match a full dotted path of a layer.
 #
 # As in `_expand_select_module` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0). So `.` is any
 # character and `.*` crosses levels, unlike in graph mode.
@@ -21,19 +21,19 @@ from mindswap.policy.cell_tree import PART_TIMEOUT_S, PatternError, compile_part
 
 @dataclass(frozen=True)
 class LayerPaths:
-    """Paths that a pattern can name in one layer."""
+    """Paths in one layer that a pattern can match."""
 
     cells: frozenset[str]  # dotted paths of cells
     callables: frozenset[str]  # dotted paths of callables: primitives, functions, methods
-    order: tuple[str, ...]  # all of them in the order in which upstream lists them
+    order: tuple[str, ...]  # all paths in upstream's order
 
 
 @functools.lru_cache(maxsize=4096)
 def match_paths(pattern: str, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """The paths that a pattern names, in their order.
+    """Return the paths that a pattern matches, in order.
 
     Raises:
-        PatternError: it is not a regular expression, or matching does not come to an end.
+        PatternError: if it is not a regular expression, or matching exceeds the time limit.
     """
     compiled = compile_part(pattern)
     try:
@@ -43,7 +43,7 @@ def match_paths(pattern: str, paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def is_below(path: str, parent: str) -> bool:
-    """True if a path stands below another one."""
+    """Return whether a path is below another one."""
     return path.startswith(parent + ".")
 
 
@@ -51,12 +51,12 @@ def is_below(path: str, parent: str) -> bool:
 class Model:
     """The layers of a model."""
 
-    layers: tuple[LayerPaths, ...]  # what can be named, layer by layer
-    source: str  # where that comes from, for messages
+    layers: tuple[LayerPaths, ...]  # paths in each layer
+    source: str  # origin of the paths, for messages
 
 
 def load_model(document: Document, num_layers: int | None, num_mtp_layers: int = 0) -> Model | None:
-    """The layers of the model of a configuration; None if no table has it, as with multi-token prediction."""
+    """Return the layers of the model of a configuration; None if no table has it, or with multi-token prediction."""
     node = document.get("model", "model_type")
     if num_layers is None or num_mtp_layers or node is None:
         return None
@@ -67,19 +67,22 @@ def load_model(document: Document, num_layers: int | None, num_mtp_layers: int =
 
 
 def dense_layer() -> LayerPaths:
-    """The layer of models without experts and without latent attention: `TransformerLayer` of 2.x, as in Qwen3."""
+    """Return the layer of models without experts and latent attention: `TransformerLayer` of 2.x, as in Qwen3."""
     return next(table.layer for table in _tables() if table.family == "qwen3")
 
 
 def paths_from_outline(outline: dict[str, Any]) -> LayerPaths:
-    """Paths in a nested outline of one layer: `calls`, `methods` and `cells` of each cell."""
+    """Return the paths in a nested outline of one layer, with `calls`, `methods` and `cells` of each cell."""
     paths = tuple(_walk(outline, ""))
     cells = frozenset(path for path, is_cell in paths if is_cell)
     return LayerPaths(cells, frozenset(path for path, _ in paths) - cells, tuple(path for path, _ in paths))
 
 
 def _walk(outline: dict[str, Any], prefix: str) -> Iterator[tuple[str, bool]]:
-    """Paths in upstream's order (`_get_single_layer_whitelist`): callables, methods, then each cell with its own."""
+    """Yield paths and whether each is a cell, in upstream's order (`_get_single_layer_whitelist`).
+
+    The order is callables, methods, then each cell followed by its content.
+    """
     for name in (*outline.get("calls", ()), *outline.get("methods", ())):
         yield prefix + name, False
     for name, below in outline.get("cells", {}).items():
@@ -99,26 +102,26 @@ def _tables() -> tuple[_Table, ...]:
     return tuple(_Table(table["family"], table["model_types"], paths_from_outline(table["layer"])) for table in tables)
 
 
-# Which form a configuration has: MindFormers 1.9 (graph mode) or MindFormers 2.x (PyNative).
+# Format of a configuration: MindFormers 1.9 (graph mode) or MindFormers 2.x (PyNative).
 
 RULE = "form-2x"
 DOUBLE_RULE = "sections-of-both"
 
 
 class ConfigFormat(Enum):
-    """The form of a configuration, in words."""
+    """Format of a configuration; the value is its description."""
 
     GRAPH = "MindFormers 1.9 (graph mode)"
     PYNATIVE = "MindFormers 2.x (PyNative)"
 
     @property
     def version(self) -> str:
-        """As options and `--json` say it: `1.9` or `2.x`."""
+        """The version in options and `--json`: `1.9` or `2.x`."""
         return self.value.split()[1]
 
 
 def find_format(document: Document) -> ConfigFormat:
-    """The form by the top-level keys: `training` and `parallelism`, and none of `trainer`, `runner_config`.
+    """Return the format of a configuration; 2.x has `training` and `parallelism`, and not `trainer` or `runner_config`.
 
     Source: `TrainConfig` in mindformers/pynative/config/config.py of the mindformers 2.1.0 wheel.
     """
@@ -132,11 +135,10 @@ SECTIONS_2X = ("swap", "recompute", "recompute_comm")
 
 
 def find_mixed_sections(document: Document) -> Problem | None:
-    """Problem of a file that has swap, or recompute, of both versions; None without.
+    """Return a problem if a file has swap, or recompute, sections of both versions; None otherwise.
 
-    It is at the first section that the version of the file does not read.
-
-    A section of 2.x counts where it is a mapping, for other parts of a file may have a key of its name.
+    Its location is the first section that the version of the file does not read. A section of 2.x counts only if it is
+    a mapping, because other top-level keys may have its name.
     """
     is_graph = find_format(document) is ConfigFormat.GRAPH
     new = [name for name in SECTIONS_2X if (node := document.get(name)) is not None and node.entries]
@@ -162,7 +164,7 @@ def find_mixed_sections(document: Document) -> Problem | None:
 
 
 def wrong_form_problem(document: Document) -> Problem | None:
-    """Problem of a file for a command that reads the graph form only; None for a file of that form."""
+    """Return a problem for a command that reads files of 1.9 only; None for such a file."""
     if find_format(document) is ConfigFormat.GRAPH:
         return None
     entry = document.entry("training")
@@ -175,7 +177,7 @@ def wrong_form_problem(document: Document) -> Problem | None:
 
 
 def refuse_pynative(document: Document) -> None:
-    """Stop a command that reads the graph form only. Raises PolicyError: the file has the 2.x form."""
+    """Raise PolicyError if a file is of MindFormers 2.x, for a command that reads files of 1.9 only."""
     problem = wrong_form_problem(document)
     if problem is not None:
         raise PolicyError([problem])
