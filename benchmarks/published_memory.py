@@ -61,7 +61,7 @@ class PeakMemory:
 def as_published(loaded: Step) -> StepModel:
     """The step as MindFormers 1.3.0 had it compiled: lazy_inline with a pipeline only."""
     settings = loaded.model.settings
-    return loaded.model.remade(settings=replace(settings, lacks_lazy_inline=settings.pipeline.num_stages == 1))
+    return loaded.model.with_settings(replace(settings, lacks_lazy_inline=settings.pipeline.num_stages == 1))
 
 
 def measure_peak(name: str, loaded: Step) -> PeakMemory:

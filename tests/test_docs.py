@@ -175,12 +175,9 @@ def test_a_picture_is_of_the_example_as_the_page_has_it(name):
     assert TOOL.chunks((ROOT / "docs" / name).read_bytes())["Example"] == TOOL.fingerprint(name)
 
 
-@pytest.mark.parametrize("page", ["docs/simulate.md", "docs/simulate.zh.md"])
-def test_the_errors_of_simulated_memory_are_those_of_its_table(page):
-    block = r"<!-- memory errors -->\n> (.+)\n<!-- end of memory errors -->\n"
-    errors = re.search(block, (ROOT / page).read_text("utf-8")).group(1)
-    for table in ("docs/dryrun_set.md", "docs/dryrun_set.zh.md"):
-        assert f"\n{errors}\n<!-- end of set -->" in (ROOT / table).read_text("utf-8")
+@pytest.mark.parametrize(("path", "words", "value"), TOOL.sentences(), ids=lambda value: str(value).rpartition("/")[2])
+def test_a_figure_in_a_sentence_is_that_of_the_example(path, words, value):
+    assert TOOL.figure(words, path.read_text("utf-8")).group(1) == value
 
 
 @pytest.mark.mindspore
@@ -195,6 +192,12 @@ def test_a_picture_says_what_is_drawn_today(tmp_path):
 def test_a_picture_carries_texts():
     empty = b"\x89PNG\r\n\x1a\n" + bytes.fromhex("0000000049454e44ae426082")
     assert TOOL.chunks(TOOL.stamped(empty, "of today")) == {"Example": "of today"}
+
+
+def test_the_last_number_of_a_sentence_is_its_figure():
+    assert TOOL.figure("takes # of # s", "it takes 5.1 of 23 s today").span(1) == (16, 18)
+    with pytest.raises(ValueError, match="not found: takes # h"):
+        TOOL.figure("takes # h", "it takes 5 s")
 
 
 def test_the_citation_has_the_version_of_the_package():

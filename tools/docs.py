@@ -1,4 +1,4 @@
-"""Everything on the pages that comes from runs, made again: outputs of examples, and pictures.
+"""Everything on the pages that comes from runs, made again: outputs of examples, figures in sentences, pictures.
 
     python tools/docs.py [PAGE ...]        make docs
 
@@ -32,13 +32,53 @@ DEVELOPER_PAGES = (
 )
 LEFT_OUT = "..."
 CASE_4 = "configs/llama2_7b/case4_swap_and_recompute.yaml"
+LLAMA2_7B = "benchmarks/models/llama2_7b.yaml"
+SIMULATE = f"mindswap simulate {CASE_4}"
+PLAN = f"mindswap plan {LLAMA2_7B} --simple\n"
 # Each picture in docs/, the page with its example, and what the example begins with; `--plot` draws it.
 PICTURES = {
     "compare_7b.png": ("docs/simulate.md", "mindswap compare benchmarks/models/llama2_7b.yaml"),
     "inspect_case4.png": ("docs/verify.md", f"mindswap inspect {CASE_4}"),
-    "plan_sweep_7b.png": ("docs/plan.md", "mindswap plan benchmarks/models/llama2_7b.yaml --sweep"),
+    "plan_sweep_7b.png": ("docs/plan.md", f"mindswap plan {LLAMA2_7B} --sweep"),
     "dryrun_case4.png": ("docs/dryrun.md", f"mindswap dryrun {CASE_4}"),
 }
+# Figures in sentences: page, the words around `#` in English and in Chinese ("": not there), and where it is from: the
+# page with the example, what the example begins with ("": the page itself), and the words around `#` there. Words are
+# patterns.
+WAITS = ("docs/simulate.md", SIMULATE, "copy time .* # % of")
+SWAPS = ("docs/simulate.md", SIMULATE, r"^layers 1-2 +[\d.]+ MiB +# MiB")
+DRY_RUN = ("docs/plan.md", "mindswap dryrun docs/llama2_7b_planned.yaml")
+DRY_RUN_KEPT = ("docs/plan.md", f"mindswap dryrun {LLAMA2_7B}")
+RECIPE = ("docs/models.md", "")
+SET = ("docs/dryrun_set.md", "")
+KEEPS = ("README.md", PLAN, "^your file .* # GiB, ")
+FOUND = PICTURES["inspect_case4.png"]
+SENTENCES = (
+    ("README.md", "cards needs # GiB a card", "每卡需要 # GiB", *KEEPS),
+    ("README.md", "^# % longer. With", "每步多花 # %", "README.md", PLAN, "^full recompute .*[+]# %"),
+    ("README.md", "takes only # % longer", "只多花 # %", "README.md", PLAN, "^this plan .*[+]# %"),
+    ("README.md", "^# MiB for this plan", "这个方案 # MiB", *DRY_RUN, r"^0 \(0\) +# MiB"),
+    ("README.md", r"\(simulated: #\)", "（仿真为 #）", *DRY_RUN, r"^0 \(0\) .* # MiB +[-+]"),
+    ("README.md", "and # MiB with everything kept", "全部保留 # MiB", *DRY_RUN_KEPT, r"^0 \(0\) +# MiB"),
+    ("README.md", "^a step is # % shorter", "每步缩短 # %", *RECIPE, r"30b_a3b_4k.*as written .* # % \| [\d.]+ % \|$"),
+    ("README.md", "compared with # dry runs", "与 # 次 dry run", *SET, r"both figures \(# stages\)"),
+    ("docs/simulate.md", r"from # \[dry runs", r"的 # 次 \[dry run", *SET, r"both figures \(# stages\)"),
+    ("docs/simulate.md", "Memory.*: # % off", "平均相差 # %（", *SET, "mean absolute error # %"),
+    ("docs/dryrun_set.md", "fragments is # % off", "系数，平均误差 # %", *SET, "; with fragments # %"),
+    ("docs/plan.md", "it needs # GiB a card", "每卡需要 # GiB", *KEEPS),
+    ("docs/simulate.md", "^# % of this step waits", "^这一步 # %", *WAITS),
+    (
+        "docs/simulate.md",
+        "layer takes # ms",
+        "正向需要 # ms",
+        "docs/simulate.md",
+        SIMULATE,
+        r"^layers 1-2 .* \d+  # ms .* ms .* us",
+    ),
+    ("docs/simulate.md", "ask for # MiB each", "各要搬 # MiB", *SWAPS),
+    ("docs/configuration.md", r"^\| 3, 4 \| .* # MiB", "", *FOUND, "^layer 2 .*B +# MiB"),
+    ("docs/configuration.md", r"^\| 3, 4 \| # MiB", "", *FOUND, "^layers 0, 3 +[0-9.]+ MiB +# MiB"),
+)
 CHUNK = struct.Struct(">I4s")
 NOTEBOOK = ROOT / "docs" / "tour.ipynb"
 
@@ -129,9 +169,43 @@ def refresh_page(page: str) -> None:
 
 
 def example(page: str, command: str) -> str:
-    """Return the example of a page that begins with a command: the command and what is shown of its output."""
+    """The example of a page that begins with a command: the command and what is shown of its output; "": the page."""
     text = (ROOT / page).read_text("utf-8")
+    if not command:
+        return text
     return re.search(rf"^```console\n\$ ({re.escape(command)}.*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
+
+
+def figure(words: str, text: str) -> re.Match[str]:
+    """The last `#` of some words in a text: a number."""
+    *before, last = words.split("#")
+    found = re.search(r"[\d.]+".join(before) + r"([\d.]*\d)" + last, text, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"not found: {words}")
+    return found
+
+
+def sentences() -> list[tuple[Path, str, str]]:
+    """Pages, the words around a figure, and what it is by the example, with as many decimals as the page has."""
+    return [
+        (path, words, f"{float(figure(source, example(example_page, command)).group(1)):.{decimals(path, words)}f}")
+        for page, english, chinese, example_page, command, source in SENTENCES
+        for path, words in zip(both(page), (english, chinese), strict=True)
+        if words
+    ]
+
+
+def decimals(path: Path, words: str) -> int:
+    """Of the figure between some words of a page."""
+    return len(figure(words, path.read_text("utf-8")).group(1).partition(".")[2])
+
+
+def refresh_sentences() -> None:
+    """The figures in sentences."""
+    for path, words, value in sentences():
+        text = path.read_text("utf-8")
+        start, end = figure(words, text).span(1)
+        write(path, text[:start] + value + text[end:])
 
 
 def refresh_notebook() -> None:
@@ -200,6 +274,7 @@ if __name__ == "__main__":
     pages = sys.argv[1:] or (*english, notebook)
     for page in pages:
         refresh_notebook() if page == notebook else refresh_page(page)
+    refresh_sentences()
     for name, (page, _) in PICTURES.items():
         if page in pages:
             draw(name)

@@ -4,7 +4,7 @@
     python benchmarks/dryrun/compare.py llama "qwen3 pp2" # rows whose names begin so
     python benchmarks/dryrun/compare.py --again qwen3     # dry run anew
     python benchmarks/dryrun/compare.py --known           # nothing is dry run: what is known, and what is not
-    python benchmarks/dryrun/compare.py --write           # the table of docs/dryrun_set.md, its sum in docs/simulate.md
+    python benchmarks/dryrun/compare.py --write           # the table of docs/dryrun_set.md and its Chinese page
 
 set.yaml declares the rows. Peaks of the dry runs are kept in measured.json by content of the configuration and version
 of MindSpore, so that an interrupted run goes on; the simulated ones are made each time. A row takes about a minute on
@@ -35,8 +35,8 @@ from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 MEASURED = FOLDER / "measured.json"
-TABLE_PAGES = (ROOT / "docs/dryrun_set.md", ROOT / "docs/dryrun_set.zh.md")
-SUMMARY_PAGES = (ROOT / "docs/simulate.md", ROOT / "docs/simulate.zh.md")
+PAGES = (ROOT / "docs/dryrun_set.md", ROOT / "docs/dryrun_set.zh.md")
+BEGIN, END = "<!-- set -->\n", "<!-- end of set -->\n"
 MIB = 1 << 20
 # Percent: mean absolute error, the most above and below the dry run.
 MOST_MEAN, MOST_ABOVE, MOST_BELOW = 3.0, 8.0, 3.0
@@ -87,18 +87,15 @@ def main(words: Sequence[str]) -> int:
         rows += found
     print(f"\n{summary(rows)}")
     if args.write:
-        for page in TABLE_PAGES:
-            write_block(page, "set", table(rows))
-        for page in SUMMARY_PAGES:
-            write_block(page, "memory errors", f"> {summary(rows)}\n")
+        for page in PAGES:
+            write_table(page, table(rows))
     return 0 if is_good(rows) else 1
 
 
-def write_block(page: Path, name: str, text: str) -> None:
-    """Replace what is between the markers of that name on a page."""
-    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-    old = page.read_text(encoding="utf-8")
-    page.write_text(old.split(begin)[0] + begin + text + end + old.split(end)[1], encoding="utf-8")
+def write_table(page: Path, text: str) -> None:
+    """Replace the table of a page."""
+    before, after = page.read_text(encoding="utf-8").split(BEGIN)[0], page.read_text(encoding="utf-8").split(END)[1]
+    page.write_text(before + BEGIN + text + END + after, encoding="utf-8")
 
 
 def configuration(declared: dict[str, Any], name: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from benchmarks.dryrun.compare import (  # noqa: E402 the checkout must be impor
     known_results,
     measure,
     merged,
-    write_block,
+    write_table,
 )
 from mindswap.config.render import document_from_data  # noqa: E402
 from mindswap.policy.formats.mindformers1.read import build_policy  # noqa: E402
@@ -254,7 +254,7 @@ def main(words: Sequence[str]) -> int:
         print(*cells(row, effect), sep=" | ", flush=True)
         found.append((row, effect))
     for language, (page, _) in PAGES.items() if args.write else ():
-        write_block(page, "set", table(found, language))
+        write_table(page, table(found, language))
     wrong = list(faults(found))
     print("\n".join(("", *wrong) if wrong else ("", "every statement is true")))
     return 1 if wrong else 0

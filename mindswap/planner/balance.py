@@ -1,4 +1,4 @@
-"""Layers of pipeline stages: who hands one to whom, and what a pipeline loses."""
+"""Balance the layers of pipeline stages, and split the bubble of a pipeline by cause."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from mindswap.simulator.program import OpKind
 from mindswap.simulator.timeline import StallCause, Timeline, find_waits
 
 T = TypeVar("T")
-# Moves of a layer that are tried before the best is taken to be the best.
+# Limit of moves without improvement, after which the current layout is taken as the best.
 MAX_MOVES = 3
 
 
@@ -23,57 +23,61 @@ def balance_stages(
     busy_ns_of: Callable[[T], Sequence[int]],
     faster: Callable[[T, Sequence[Layout]], T | None],
 ) -> T:
-    """Hands layers of the busiest stage to others, as long as it gets faster.
+    """Move layers from the busiest stage to others while the step gets faster.
 
     Args:
-        best: where to begin.
-        layout_of: layers on its stages.
-        busy_ns_of: how long each stage works in a step.
-        faster: the first of these layouts with which it is faster; None if it is with none.
+        best: initial candidate.
+        layout_of: candidate -> its layers by stage; None if they cannot be moved.
+        busy_ns_of: candidate -> busy time of each stage in a step.
+        faster: (candidate, layouts) -> candidate with the first of these layouts that is faster; None if none is.
     """
     tried = {layout_of(best)}
-    while (layout := layout_of(best)) is not None:
-        others = islice((one for one in moved_layers(layout, busy_ns_of(best)) if one not in tried), MAX_MOVES)
-        found = faster(best, moves := tuple(others))
-        if found is None:
+    while (current := layout_of(best)) is not None:
+        untried = islice(
+            (layout for layout in moved_layers(current, busy_ns_of(best)) if layout not in tried), MAX_MOVES
+        )
+        improved = faster(best, moves := tuple(untried))
+        if improved is None:
             break
-        tried.update(moves[: moves.index(layout_of(found)) + 1])
-        best = found
+        tried.update(moves[: moves.index(layout_of(improved)) + 1])
+        best = improved
     return best
 
 
 def moved_layers(layout: Layout, busy_ns: Sequence[int]) -> Iterator[Layout]:
-    """The layout with one layer moved from the busiest stage to another one, the idlest first; no stage is left empty.
+    """Yield layouts with one layer moved from the busiest stage to another one, the least busy first.
+
+    No stage is left without layers.
 
     Args:
         layout: layers of each chunk on each stage.
-        busy_ns: how long each stage works in a step.
+        busy_ns: busy time of each stage in a step.
     """
     cells = list(layout.cells())
     busiest = max(range(len(busy_ns)), key=busy_ns.__getitem__)
     for target in sorted(range(len(busy_ns)), key=busy_ns.__getitem__):
         for source in (cell for cell in cells if cell.stage == busiest != target and len(cell.layers) > 1):
-            to = next(cell for cell in cells if cell.stage == target and cell.chunk == source.chunk)
+            destination = next(cell for cell in cells if cell.stage == target and cell.chunk == source.chunk)
             sizes = [list(row) for row in layout.sizes]
             sizes[source.chunk][source.position] -= 1
-            sizes[to.chunk][to.position] += 1
+            sizes[destination.chunk][destination.position] += 1
             yield Layout(tuple(map(tuple, sizes)), layout.num_layers, layout.is_zero_bubble_v)
 
 
 def busy_of(timeline: Timeline) -> tuple[int, ...]:
-    """How long each stage works in a step, ns: all but what it waits for other stages."""
+    """Return the busy time of each stage in ns: the step time without waits for other stages."""
     return tuple(sum(parts) for parts in _parts_ns(timeline))
 
 
 @dataclass(frozen=True)
 class Bubble:
-    """Time of a step beyond forward and backward, communication in the stages with them, as parts of these.
+    """Time of a step in addition to forward and backward, as fractions of the time of forward and backward.
 
     Attributes:
-        ideal: stages that fill and drain, if all were alike.
-        recompute: forward that runs again, and longer to fill and drain with it.
-        copies: operators that wait for swaps; likewise.
-        imbalance: the rest: stages that wait for others, which have more to do.
+        ideal: fill and drain of the pipeline if all stages were equal.
+        recompute: recompute, and its share of fill and drain.
+        copies: waits for copies, and their share of fill and drain.
+        imbalance: the remainder: waits for stages that have more to do.
     """
 
     ideal: float
@@ -90,7 +94,7 @@ class Bubble:
 
 
 def split_bubble(timeline: Timeline, layout: StageLayout) -> Bubble:
-    """The bubble of a step of a pipeline, without the optimizer; figures are of the average stage."""
+    """Split the bubble of a pipeline step, without the optimizer; averaged over the stages."""
     parts_ns = np.array(_parts_ns(timeline), float).mean(axis=0)
     base_ns, recompute_ns, copies_ns = parts_ns.tolist()
     ideal = (layout.num_stages - 1) / (layout.num_micro_steps * layout.shape.num_chunks)
@@ -101,14 +105,14 @@ def split_bubble(timeline: Timeline, layout: StageLayout) -> Bubble:
 def _parts_ns(timeline: Timeline) -> list[tuple[int, int, int]]:
     """Of each stage: forward and backward with communication that they wait for, forward again, waits for copies."""
     ops, starts = timeline.program.ops, timeline.program.stage_starts.tolist()
-    found = []
+    times_ns = []
     for stage, (begin, end) in enumerate(pairwise(starts)):
         kind, duration_ns = ops.kind[begin:end], ops.duration_ns[begin:end]
         work_ns = int(duration_ns[(kind == OpKind.FORWARD) | (kind == OpKind.BACKWARD)].sum())
         recompute_ns = int(duration_ns[kind == OpKind.RECOMPUTE].sum())
         _, wait_begin_ns, wait_end_ns, cause = find_waits(timeline, stage)
         wait_ns = wait_end_ns - wait_begin_ns
-        talk_ns = int(wait_ns[cause == StallCause.COMMUNICATION].sum())
+        communication_ns = int(wait_ns[cause == StallCause.COMMUNICATION].sum())
         copies_ns = int(wait_ns[(cause == StallCause.COPY_OUT) | (cause == StallCause.COPY_IN)].sum())
-        found.append((work_ns + talk_ns, recompute_ns, copies_ns))
-    return found
+        times_ns.append((work_ns + communication_ns, recompute_ns, copies_ns))
+    return times_ns

@@ -1,8 +1,8 @@
-"""Activations that can be swapped or recomputed, and the operator names that do it.
+"""Activations that can be swapped or recomputed, and the operator names to do so.
 
-A piece of memory leaves only if every name under which backward holds it is swapped, or if every operator
-between it and what is kept anyway is recomputed. A name may stand for several operators: `add` names both
-additions of a layer. What is made under one name is one `ActivationGroup`; a name that holds several items acts on all.
+Swap frees a storage only if all of its holders are swapped; recompute frees it only if all operators between it and
+tensors that are saved anyway are recomputed. A policy names operators, and a name may match several: `add` matches both
+additions of a layer. So activations whose producers share a name are decided together, as one `ActivationGroup`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -25,21 +25,20 @@ IGNORED_OPS = WEIGHT_OPS | ORDERING_OPS
 class ActivationGroup:
     """Activations of a layer that are decided together."""
 
-    label: Names  # operator that makes the first of them
-    producers: tuple[Names, ...]  # labels of the tensors, as the simulator has them
-    sizes_bytes: tuple[int, ...]  # of the tensors
-    # operators that hold the tensors or make them, of which `op_swap` names those that do hold them; empty where one
-    # has no name
+    label: Names  # names of the first producer
+    producers: tuple[Names, ...]  # names of the producers, which are the labels of the simulator
+    sizes_bytes: tuple[int, ...]  # size of each tensor
+    # producers and holders of the tensors: swap names those of them that hold a tensor. Empty if one has no name
     swap_names: tuple[str, ...]
-    # ways to make some or all of the tensors again; each is the operators that `select_recompute` must name, back to
-    # what is kept anyway. Empty where there is none.
+    # each path recomputes some or all of the tensors: the operators that `select_recompute` must name, back to tensors
+    # that are saved anyway. Empty if recompute is impossible
     recompute_paths: tuple[tuple[str, ...], ...]
-    # of these, the ways that lead out of a cell with weights, or to one that can only run again as a whole
+    # of these, the paths that leave a cell with weights, or lead to a cell that is only recomputed as a whole
     across_cells: frozenset[tuple[str, ...]] = frozenset()
 
     @property
     def size_bytes(self) -> int:
-        """All of them together."""
+        """Total size of the tensors."""
         return sum(self.sizes_bytes)
 
 
@@ -54,17 +53,17 @@ def find_activation_groups(
     """Return the groups of one compiled layer in order of production, followed by recompute-only cells.
 
     Args:
-        graph: the step without swap and recompute.
-        names: operator paths of its nodes.
-        layer_index: the layer, as `Node.layer_index` counts.
+        graph: step without swap and recompute.
+        names: operator names of its nodes.
+        layer_index: index of the compiled layer, as in `Node.layer_index`.
         layer: its cells and primitives.
-        has_cells: with those that can only run again.
-        is_newer: without ways that MindSpore does not compile in the newer models.
+        has_cells: whether to include recompute-only cells.
+        is_newer: exclude recompute paths that MindSpore cannot compile in the newer models.
     """
     saved = [entry for entry in classify_saved(graph) if entry.storage.size_bytes]
     walker = _Walker(graph, names, layer_index, layer, saved, is_newer)
-    own = [entry for entry in saved if entry.storage.layer_index == layer_index and _can_leave(entry)]
-    storage_groups = _group_by_name(own, walker)
+    layer_storages = [entry for entry in saved if entry.storage.layer_index == layer_index and _can_leave(entry)]
+    storage_groups = _group_by_name(layer_storages, walker)
     groups = tuple(walker.group(storages) for storages in storage_groups)
     if not has_cells:
         return groups
@@ -77,19 +76,17 @@ def find_activation_groups(
 
 
 def _can_leave(entry: SavedStorage) -> bool:
-    """A policy can change where it is: a gathered weight stays."""
+    """Return whether a policy can free the storage; it cannot free an all-gathered weight."""
     return entry.storage.producer is None or not is_gathering(entry.storage.producer)
 
 
-def _with_across(group: ActivationGroup, before: Set[str]) -> ActivationGroup:
-    """Mark the recompute paths through a cell of `before`, directly before a recomputed cell.
+def _with_across(group: ActivationGroup, cells_before: Set[str]) -> ActivationGroup:
+    """Mark the recompute paths through one of the cells `cells_before`, whose outputs a recomputed cell reads.
 
-    In all layers these do not compile together: "The pointer[context] is null" (Qwen3-MoE, 2.9.0, 28 November 2026).
+    Recompute of both in all layers does not compile (docs/internals/notes.md#recompute-of-a-cell-and-its-inputs).
     """
     recompute_paths = {
-        path_index
-        for path_index in group.recompute_paths
-        if any(name.rpartition(".")[0] in before for name in path_index)
+        path for path in group.recompute_paths if any(name.rpartition(".")[0] in cells_before for name in path)
     }
     return replace(group, across_cells=group.across_cells | recompute_paths)
 
@@ -104,7 +101,7 @@ def _cells_around(entry: SavedStorage) -> Iterator[str]:
 
 
 def _group_by_name(saved: Iterable[SavedStorage], walker: "_Walker") -> list[list[SavedStorage]]:
-    """Storages whose makers share an operator name in one group."""
+    """Group storages whose producers share an operator name."""
     storage_groups: list[tuple[set[str], list[SavedStorage]]] = []
     for entry in saved:
         names = set(walker.label(entry))
@@ -118,7 +115,7 @@ def _group_by_name(saved: Iterable[SavedStorage], walker: "_Walker") -> list[lis
 
 
 def _parts(storages: list[SavedStorage]) -> list[list[SavedStorage]]:
-    """Each storage of a group alone, and at last all of it."""
+    """Return each storage of a group on its own, then the whole group."""
     return [*([entry] for entry in storages if len(storages) > 1), storages]
 
 
@@ -140,10 +137,10 @@ class _Walker:
         self.layer_index = layer_index
         self.layer = layer
         self.kept = {node.name for entry in saved for node in entry.holders}
-        # To make again what a layer hands on would take all of it, so no way may name it, in any layer; nor what reads
-        # keys and values of other pieces of the sequence.
-        handed_on = (graph.owner(graph.index.forward_nodes[name]) for name in find_boundary_operators(graph))
-        fixed = (*handed_on, *(graph.index.forward_nodes[name] for name in cache_readers(graph)))
+        # Recompute of a boundary tensor would recompute the whole layer, so no path may name its producer in any layer;
+        # nor an operator that reads keys and values of other sequence pieces.
+        boundary_nodes = (graph.owner(graph.index.forward_nodes[name]) for name in find_boundary_operators(graph))
+        fixed = (*boundary_nodes, *(graph.index.forward_nodes[name] for name in cache_readers(graph)))
         self.output_names = frozenset(name for node in fixed for name in names(node))
         # Cells in which an operator reads a weight.
         weights = {node.name for node in graph.forward if node.op in WEIGHT_OPS}
@@ -159,9 +156,9 @@ class _Walker:
         holders = [self.graph.owner(node) for entry in storages for node in entry.holders]
         makers = [entry.storage.producer for entry in storages if entry.storage.producer is not None]
         recompute_paths = {
-            path_index: is_across
-            for path_index, is_across in self.recompute_paths(storages).items()
-            if self.output_names.isdisjoint(path_index)
+            path: is_across
+            for path, is_across in self.recompute_paths(storages).items()
+            if self.output_names.isdisjoint(path)
         }
         return ActivationGroup(
             label=producers[0],
@@ -169,58 +166,65 @@ class _Walker:
             sizes_bytes=tuple(entry.storage.size_bytes for entry in storages),
             swap_names=self._paths([*holders, *makers]) if self._can_swap(holders) else (),
             recompute_paths=tuple(filter(None, recompute_paths)),
-            across_cells=frozenset(path_index for path_index, is_across in recompute_paths.items() if is_across),
+            across_cells=frozenset(path for path, is_across in recompute_paths.items() if is_across),
         )
 
     def recompute_paths(self, storages: list[SavedStorage]) -> dict[tuple[str, ...], bool]:
         """Return the recompute paths of some or all storages, and whether each leads out of a cell with weights.
 
-        Empty names where one is missing.
+        A path is empty if one of its operators has no name.
         """
-        found: dict[tuple[str, ...], bool] = {}
-        for part, is_short in product(_parts(storages), (False, True)):
-            nodes = list(self._recomputed_nodes(part, is_short))
-            # But for all of it, some of these do not compile in two layers: "The pointer[context] is null".
-            if (part is storages and not is_short) or not (self.is_newer and self._is_into_cell(nodes)):
-                path_index = self._recompute_path(nodes)
-                found[path_index] = found.get(path_index, False) or self._is_across(nodes)
-        return found
+        paths: dict[tuple[str, ...], bool] = {}
+        for selected, is_short in product(_parts(storages), (False, True)):
+            nodes = list(self._recomputed_nodes(selected, is_short))
+            # Except for the full path, some paths into a cell do not compile: "The pointer[context] is null".
+            if (selected is storages and not is_short) or not (self.is_newer and self._is_into_cell(nodes)):
+                path = self._recompute_path(nodes)
+                paths[path] = paths.get(path, False) or self._is_across(nodes)
+        return paths
 
     def is_within_reach(self, storages: list[SavedStorage]) -> bool:
         """Return whether operator names can recompute any of the storages from tensors kept anyway."""
         return any(
-            self._recompute_path(list(self._recomputed_nodes(part, is_short=False))) for part in _parts(storages)
+            self._recompute_path(list(self._recomputed_nodes(selected, is_short=False)))
+            for selected in _parts(storages)
         )
 
     def cells_before(self, cell: str) -> set[str]:
         """Return the cells of the layer, outside the given one, whose outputs it reads."""
-        made = {node.name: node for node in self.graph.forward if node.layer_index == self.layer_index}
-        inside = [node for node in made.values() if is_within(node.cell_path, cell)]
-        sources = {one.cell_path for node in inside for one in self._sources(node, made)}
+        nodes_of_layer = {node.name: node for node in self.graph.forward if node.layer_index == self.layer_index}
+        inside = [node for node in nodes_of_layer.values() if is_within(node.cell_path, cell)]
+        sources = {source.cell_path for node in inside for source in self._sources(node, nodes_of_layer)}
         return {path for path in sources if path and not is_within(path, cell)}
 
     def _is_across(self, nodes: list[Node]) -> bool:
         """Return whether an operator outside a cell with weights reads an output of that cell."""
-        made = {node.name: node for node in nodes if node.cell_path in self.weight_cells}
-        return any(not is_within(node.cell_path, one.cell_path) for node in nodes for one in self._sources(node, made))
+        weighted_nodes = {node.name: node for node in nodes if node.cell_path in self.weight_cells}
+        return any(
+            not is_within(node.cell_path, source.cell_path)
+            for node in nodes
+            for source in self._sources(node, weighted_nodes)
+        )
 
     def _is_into_cell(self, nodes: list[Node]) -> bool:
-        """Return whether such an operator is recomputed with a cell around it."""
+        """Return whether an operator that is recomputed with its cell reads an output of a cell with weights."""
         cells = {node.cell_path for node in nodes if node.op == "MakeTuple"}
         inside = [node for node in nodes if any(is_within(node.cell_path, cell) for cell in cells)]
-        made = {node.name: node for node in nodes if node.cell_path in self.weight_cells and node not in inside}
-        return any(self._sources(node, made) for node in inside)
+        weighted_nodes = {
+            node.name: node for node in nodes if node.cell_path in self.weight_cells and node not in inside
+        }
+        return any(self._sources(node, weighted_nodes) for node in inside)
 
-    def _sources(self, node: Node, made: Mapping[str, Node]) -> list[Node]:
-        """Of some operators those that one reads, also as parts of tuples."""
+    def _sources(self, node: Node, candidates: Mapping[str, Node]) -> list[Node]:
+        """Return the candidates whose outputs a node reads, also as members of tuples."""
         names = (first_source(name, TUPLE_OPS, self.graph.index.forward_nodes) for name in node.inputs)
-        return [made[name] for name in names if name in made]
+        return [candidates[name] for name in names if name in candidates]
 
     def _can_swap(self, holders: list[Node]) -> bool:
-        """Each has a name, in the cell where the compiler has it.
+        """Return whether each holder has a name in the cell in which the compiler places it.
 
-        Of two reshapes in a row the compiler leaves one, with the name of the first and the place of the second.
-        `mindswap verify` finds it by the places that it may have; plans do without.
+        Of two consecutive reshapes the compiler keeps one, with the name of the first and the cell of the second; plans
+        do not swap these.
         """
         return bool(self._paths(holders)) and all(
             any(name.rpartition(".")[0] == node.cell_path for name in self.names(node)) for node in holders
@@ -229,8 +233,8 @@ class _Walker:
     def _recompute_path(self, nodes: list[Node]) -> tuple[str, ...]:
         """Return the names that recompute these operators.
 
-        A tuple that an operator reads has no name of its own; it runs again with its cell. What makes the output of a
-        cell does not, named or not.
+        A tuple that an operator reads has no name; it is recomputed with its cell. The producer of a cell's output is
+        not recomputed with the cell, so the path is empty if it is needed.
         """
         cells = tuple(dict.fromkeys(node.cell_path for node in nodes if node.op == "MakeTuple"))
         inside = {node.name for node in nodes if any(is_within(node.cell_path, cell) for cell in cells)}
@@ -247,22 +251,22 @@ class _Walker:
         return merged_readers(node, (tuple(name.split(".")) for name in self.names(node)), self.layer)
 
     def _paths(self, nodes: Iterable[Node]) -> tuple[str, ...]:
-        """Their operator paths; nothing if one of them has none."""
-        found: dict[str, None] = {}
+        """Return the names of operators; an empty tuple if one of them has none."""
+        paths: dict[str, None] = {}
         for node in nodes:
             if self.names.can_name(node):
-                found.update(dict.fromkeys(self.names(node)))
+                paths.update(dict.fromkeys(self.names(node)))
             elif node.op not in VIEW_OPS and "-" in node.scope.rpartition("/")[0]:
-                return ()  # what the compiler put there goes with the operator that reads it
-        return tuple(found)
+                return ()  # operators without name that the compiler inserts are recomputed with their reader
+        return tuple(paths)
 
     def _recomputed_nodes(self, storages: list[SavedStorage], is_short: bool) -> Iterator[Node]:
-        """The operators from the names that backward holds back to values that are kept anyway.
+        """Yield the operators from the holders of storages back to values that are saved anyway.
 
-        A short way ends at what makes more than it reads and nobody keeps, such as a cast to a wider type: what it
-        reads is then kept instead.
+        A short path ends at an operator whose output is larger than its inputs and not saved, such as a cast to a wider
+        dtype; its inputs are saved instead.
         """
-        own = {node.name for entry in storages for node in entry.holders}
+        target_names = {node.name for entry in storages for node in entry.holders}
         stack = [node for entry in storages for node in entry.holders]
         seen = set()
         while stack:
@@ -277,8 +281,12 @@ class _Walker:
                 source = self.graph.index.forward_nodes.get(name)
                 if source is None or source.op in IGNORED_OPS or source.op in REDISTRIBUTION_OPS:
                     continue
-                is_kept = name in self.kept and name not in own
+                is_kept = name in self.kept and name not in target_names
                 if not is_kept and (source.layer_index == self.layer_index or source.op in TUPLE_OPS):
                     sources.append(source)
-            if not is_short or node.op in TUPLE_OPS or sum(one.size_bytes for one in sources) >= node.size_bytes:
+            if (
+                not is_short
+                or node.op in TUPLE_OPS
+                or sum(source_node.size_bytes for source_node in sources) >= node.size_bytes
+            ):
                 stack += sources

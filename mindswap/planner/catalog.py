@@ -238,8 +238,8 @@ def kept_bytes(model: StepModel, block: Block, unheld_roles: Set[Role]) -> int:
 
     What all micro-batches read is there in any case if there are more.
     """
-    of_block = (block.arrays.own, block.arrays.shared) if model.layout.num_micro_steps == 1 else (block.arrays.own,)
-    own_bytes = sum(int(t["size_bytes"][t["is_forward"] & (t["uses"][1] != NO_OP)].sum()) for t in of_block)
+    tables = (block.arrays.own, block.arrays.shared) if model.layout.num_micro_steps == 1 else (block.arrays.own,)
+    own_bytes = sum(int(t.size_bytes[t.is_forward & (t.first_backward != NO_OP)].sum()) for t in tables)
     read = [one for one in block.reads if one.source is Source.PREVIOUS and one.role in unheld_roles]
     return own_bytes + sum(one.size_bytes for one in read if one.uses.first_backward != NO_OP)
 
@@ -247,7 +247,7 @@ def kept_bytes(model: StepModel, block: Block, unheld_roles: Set[Role]) -> int:
 def backward_ns(block: Block) -> int:
     """Return the backward time of a layer that follows an equal one, with exposed communication."""
     columns = block.arrays.backward
-    ops = list(zip(*(columns[name].tolist() for name in ("kind", "duration_ns", "wait_op")), strict=True))
+    ops = list(zip(columns.kind.tolist(), columns.duration_ns.tolist(), columns.wait_op.tolist(), strict=True))
     free_ns = {True: 0, False: 0}  # is compute -> end of the last operator on the stream: of compute, or the network
     begin_ns = before_ns = 0  # where the layer begins; end of the last operator of the one before
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Why a plan treats each operator as it does, in words: bytes, copy time, slack, cost of running again."""
+"""Explain a plan in words: for each operator, bytes, copy time, slack, and recompute time."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ NUM_KEPT = 5
 
 
 def explain_plan(model: StepModel, plan: Plan) -> list[str]:
-    """Sentences about a plan, what is swapped first, then what is recomputed, then what stays.
+    """Return sentences about a plan: swapped operators first, then recomputed ones, then the largest kept ones.
 
     Args:
-        model: the step.
-        plan: for it.
+        model: step model.
+        plan: plan for that step.
     """
     plain, planned = model.blocks(Policy())[1:-1], model.blocks(plan.policy)[1:-1]
     timeline = short_model(model)[0].simulate(plan.policy).timeline
@@ -46,19 +46,17 @@ def explain_plan(model: StepModel, plan: Plan) -> list[str]:
 
 
 def saved_by_label(block: Block, placement: Placement) -> dict[Label, int]:
-    """Bytes that backward needs, by the operator that makes them.
+    """Return the bytes saved for backward by producer.
 
     Args:
-        block: a layer.
-        placement: only what has it.
+        block: block of a layer.
+        placement: include tensors with this placement only.
     """
     sizes: Counter[Label] = Counter()
-    for tensor in sorted(
-        block.tensors, key=lambda tensor: tensor.is_per_step
-    ):  # what all micro-batches share comes last
+    for tensor in sorted(block.tensors, key=lambda tensor: tensor.is_per_step):  # those of all micro-batches last
         is_saved = tensor.role is not None or tensor.uses.first_backward != NO_OP
-        is_made = tensor.is_forward or (tensor.is_per_step and tensor.role is None)
-        if is_saved and is_made and _placement(tensor) is placement:
+        is_produced = tensor.is_forward or (tensor.is_per_step and tensor.role is None)
+        if is_saved and is_produced and _placement(tensor) is placement:
             sizes[tensor.label] += tensor.size_bytes
     return sizes
 
@@ -71,7 +69,7 @@ def _placement(tensor: BlockTensor) -> Placement:
 
 @dataclass
 class _LabelSummary:
-    """Layers in which an operator makes something, and what it comes to in all of them together."""
+    """Layers with an operator, and its bytes and recompute time in all of these layers together."""
 
     layers: list[int] = field(default_factory=list)
     size_bytes: int = 0
@@ -96,10 +94,10 @@ def _by_label(blocks: Sequence[Block], *placements: Placement) -> dict[Label, _L
 
 
 def _names(model: StepModel, policy: Policy, label: Label, layer: int) -> tuple[list[str], list[str]]:
-    """Names under which backward holds what an operator makes: those that are swapped, and the others."""
+    """Return the names of the holders of an operator's output: those that are swapped, and the others."""
     position = model.captured.sample.layer_map[layer]
     decided = resolve_layer(policy, layer, model.captured.trees[position])
-    # Without the swaps of the policy operators may merge that are apart here: then there is no other name.
+    # Without the swaps of the policy the compiler may merge more operators; then there is no other name.
     names = dict.fromkeys(name for group in model.holder_names(policy, layer).get(label, ()) for name in group if name)
     swapped = [name for name in names if decided.decision_for(tuple(name.split("."))).treatment is Treatment.OFFLOAD]
     return swapped, [name for name in names if name not in swapped]
@@ -107,21 +105,24 @@ def _names(model: StepModel, policy: Policy, label: Label, layer: int) -> tuple[
 
 def _swap_line(timeline: Timeline, label: Label, summary: _LabelSummary, names: list[str]) -> str:
     program, copies = timeline.program, timeline.program.copies
-    own = np.array([program.labels[number] == label for number in copies.label]) & np.isin(copies.layer, summary.layers)
-    offloaded_ns = int(np.mean(timeline.in_start_ns[own] - timeline.release_ns[own]))
-    slack_ns = int(np.min(timeline.op_start_ns[copies.first_user_op[own]] - timeline.in_end_ns[own]))
-    waits = timeline.stall_ns[np.isin(timeline.stall_copy, np.flatnonzero(own))]
+    is_selected = np.array([program.labels[number] == label for number in copies.label]) & np.isin(
+        copies.layer, summary.layers
+    )
+    offloaded_ns = int(np.mean(timeline.in_start_ns[is_selected] - timeline.release_ns[is_selected]))
+    slack_ns = int(np.min(timeline.op_start_ns[copies.first_user_op[is_selected]] - timeline.in_end_ns[is_selected]))
+    waits = timeline.stall_ns[np.isin(timeline.stall_copy, np.flatnonzero(is_selected))]
     hidden = "no operator waits for it" if not waits.sum() else f"operators wait {format_time(int(waits.sum()))} for it"
-    num_micro_batches = len(np.unique(copies.micro_batch[own]))
-    copied_bytes = int(copies.size_bytes[own].sum()) // num_micro_batches // len(summary.layers)
-    # What a pipeline stage sends away is not copied; what is swapped under two names is copied twice.
+    num_micro_batches = len(np.unique(copies.micro_batch[is_selected]))
+    copied_bytes = int(copies.size_bytes[is_selected].sum()) // num_micro_batches // len(summary.layers)
+    # A tensor that is sent to another stage is not copied; one that is swapped by two names is copied twice.
     offloaded_bytes = min(summary.size_bytes // len(summary.layers), copied_bytes)
     more = "" if copied_bytes == offloaded_bytes else f", {format_bytes(copied_bytes)} are copied"
     name = "" if names in ([], [str(label)]) else f" (as {', '.join(names)})"
     return (
         f"swap {label}{name} in {_in_words(summary.layers)}: {format_bytes(offloaded_bytes)} of a layer are away for "
         f"{format_time(offloaded_ns)} on average{more}; a copy takes "
-        f"{format_time(int(np.max(copies.out_ns[own])))} out, {format_time(int(np.max(copies.in_ns[own])))} back and "
+        f"{format_time(int(np.max(copies.out_ns[is_selected])))} out, "
+        f"{format_time(int(np.max(copies.in_ns[is_selected])))} back and "
         f"ends at least {format_time(slack_ns)} before its use; {hidden}"
     )
 
@@ -136,17 +137,19 @@ def _wasted_line(label: Label, summary: _LabelSummary, swapped: list[str], other
 
 
 def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[str]:
-    """Bytes no longer there between forward and backward, and the cost of running again; equal layers once."""
+    """Describe the bytes freed between forward and backward by recompute, and its cost; equal layers once."""
     summaries: dict[Label, _LabelSummary] = {}
     for layer, (before, after) in enumerate(zip(plain, planned, strict=True)):
-        there = set().union(*(saved_by_label(after, placement) for placement in Placement))
-        gone = {label: size for label, size in saved_by_label(before, Placement.KEPT).items() if label not in there}
+        saved_after = set().union(*(saved_by_label(after, placement) for placement in Placement))
+        freed_bytes = {
+            label: size for label, size in saved_by_label(before, Placement.KEPT).items() if label not in saved_after
+        }
         cost = _recompute_ns(after)
         cost.subtract(_recompute_ns(before))
-        for label in dict.fromkeys((*gone, *(label for label, ns in cost.items() if ns > 0))):
+        for label in dict.fromkeys((*freed_bytes, *(label for label, ns in cost.items() if ns > 0))):
             entry = summaries.setdefault(label, _LabelSummary())
             entry.layers.append(layer)
-            entry.size_bytes += gone.get(label, 0)
+            entry.size_bytes += freed_bytes.get(label, 0)
             entry.recompute_ns += max(0, cost.get(label, 0))
     lines = []
     for label, entry in summaries.items():

@@ -11,7 +11,7 @@ from mindswap.planner.effect import NO_INEFFECTIVE_NAMES, EffectPredictor, Ineff
 from mindswap.planner.stage_problem import KEEP, AssignmentCost
 from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
-from mindswap.simulator.layer_block import Block, Role
+from mindswap.simulator.layer_block import Block, CopySetting, Role
 from mindswap.simulator.program import NO_OP
 from mindswap.simulator.step_model import StepModel
 
@@ -175,7 +175,7 @@ class LayerAssignments:
         if not (decisions > KEEP).any():
             return self.model.layer_block(recompute, layer_index)
         named = self._swaps(layer_index, decisions)
-        copies: dict[Label, tuple[int, int, bool]] = {}
+        copies: dict[Label, CopySetting] = {}
         for label, holders in self.holder_names(layer_index, decisions).items():
             distances = [[named.get(name) for name in names] for names in holders]
             if not self.model.captured.has_all_tags:
@@ -183,7 +183,7 @@ class LayerAssignments:
             # Operators merged by the compiler share one copy.
             moved = [distance for group in distances for distance in dict.fromkeys(group) if distance is not None]
             if moved:
-                copies[label] = (max(moved), len(moved), any(None in group for group in distances))
+                copies[label] = CopySetting(max(moved), len(moved), any(None in group for group in distances))
         # If labels are ambiguous without recompute they are ambiguous with it, so that block is not needed.
         if _is_plain(self.block(layer_index, np.zeros_like(decisions)), copies, is_saved=False):
             block = self.model.layer_block(recompute, layer_index)

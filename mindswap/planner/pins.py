@@ -1,4 +1,4 @@
-"""Pins: decisions of the user that every plan keeps: operators that are swapped, recomputed, or kept in any case."""
+"""Pins: decisions of the user about operators (swap, recompute or keep) that every plan contains."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Polic
 from mindswap.policy.wording import closest_names
 from mindswap.simulator.step_model import StepModel
 
-# Of what is swapped where no distance is written, in operators.
+# Default of `backward_prefetch`, in operators.
 DEFAULT_DISTANCE = 10
-# Reasons of names without effect where the rewritten graphs give none.
+# Reasons why a name has no effect, if the rewritten graph has no more specific one.
 COPY_FREES_NOTHING = "its copy frees nothing: another name holds the same memory"
 RECOMPUTE_FREES_NOTHING = "its recompute frees nothing without that of another name"
 
@@ -30,9 +30,9 @@ class PinTreatment(Enum):
 
 @dataclass(frozen=True)
 class Pin:
-    """One decision of the user, in every layer."""
+    """One decision of the user, for all layers."""
 
-    pattern: str  # as `op_name`
+    pattern: str  # pattern of operators, as in `op_name`
     treatment: PinTreatment
     distance: int = DEFAULT_DISTANCE  # `backward_prefetch` of a swap
 
@@ -48,10 +48,10 @@ Name = tuple[int, str]
 
 
 def read_pin(text: str) -> Pin:
-    """From `PATTERN=keep`, `PATTERN=recompute`, `PATTERN=swap` or `PATTERN=swap:12`.
+    """Parse `PATTERN=keep`, `PATTERN=recompute`, `PATTERN=swap` or `PATTERN=swap:12`.
 
     Raises:
-        PlanError: it is none of these.
+        PlanError: if the text is none of these.
     """
     pattern, _, decision = text.rpartition("=")
     name, colon, distance = decision.partition(":")
@@ -66,74 +66,83 @@ def read_pin(text: str) -> Pin:
 
 
 def pinned_policy(
-    pins: Sequence[Pin], model: StepModel, allow: Allow, known: Sequence[CellNode] | None = None
+    pins: Sequence[Pin], model: StepModel, allow: Allow, required_trees: Sequence[CellNode] | None = None
 ) -> Policy:
-    """The entries of all pins, one operator or cell to a pattern.
+    """Convert pins to a policy with one entry for each operator or cell.
 
-    A pattern may also match operators on which its treatment has no effect, as the compiler sees it; they get no entry.
+    A pattern may also match operators for which its treatment has no effect in the compiled graph; they get no entry.
     A cell with such operators is swapped operator by operator.
 
     Args:
         pins: decisions.
-        model: the step, without pins.
-        allow: what plans may do.
-        known: trees of all layers in which names must be, as in `build_catalog`.
+        model: step model without pins.
+        allow: means that plans may use.
+        required_trees: cell trees of all layers, in which names must exist, as in `build_catalog`.
 
     Raises:
-        PlanError: with every pin that matches nothing, whose treatment is not allowed, that contradicts another one, or
-            that has no effect in any layer.
+        PlanError: lists every pin that matches nothing, whose treatment is not allowed, that contradicts another one,
+            or that has no effect in any layer.
     """
     trees = model.captured.trees
     nameable = [
         {
             ".".join(path)
-            for path, _ in (tree if known is None else known[model.captured.sample.layer_map.index(kind)]).walk()
+            for path, _ in (
+                tree if required_trees is None else required_trees[model.captured.sample.layer_map.index(layer_class)]
+            ).walk()
         }
-        for kind, tree in enumerate(trees)
+        for layer_class, tree in enumerate(trees)
     ]
-    matches = {pin: [one for one in _find_matches(pin, trees) if one[1].name in nameable[one[0]]] for pin in pins}
+    matches = {
+        pin: [entry for entry in _find_matches(pin, trees) if entry[1].name in nameable[entry[0]]] for pin in pins
+    }
     problems = [*_not_allowed(pins, allow, model.settings.inlines_layers)]
     problems += [_no_match(pin, nameable) for pin in pins if not matches[pin]]
     problems += _contradictions(matches)
     if problems:
         raise PlanError("\n".join(problems))
     names = {
-        pin: [(kind, match.name) for kind, match in found]
-        for pin, found in matches.items()
+        pin: [(layer_class, match.name) for layer_class, match in pin_matches]
+        for pin, pin_matches in matches.items()
         if pin.treatment is not PinTreatment.KEEP
     }
     idle = _idle_names(names, model)
     for pin in names if idle else ():
         if pin.treatment is PinTreatment.SWAP:
             split = (
-                [(kind, name) for name in _split(match, (kind, match.name) in idle)] for kind, match in matches[pin]
+                [(layer_class, name) for name in _split(match, (layer_class, match.name) in idle)]
+                for layer_class, match in matches[pin]
             )
-            names[pin] = [one for found in split for one in found if one[1] in nameable[one[0]]]
+            names[pin] = [entry for pin_matches in split for entry in pin_matches if entry[1] in nameable[entry[0]]]
     idle = _idle_names(names, model) if idle else idle
-    effective = {pin: [name for name in found if name not in idle] for pin, found in names.items()}
-    problems = [_no_effect(pin, idle[names[pin][0]], model) for pin, found in effective.items() if not found]
+    effective = {pin: [name for name in pin_matches if name not in idle] for pin, pin_matches in names.items()}
+    problems = [
+        _no_effect(pin, idle[names[pin][0]], model) for pin, pin_matches in effective.items() if not pin_matches
+    ]
     if problems:
         raise PlanError("\n".join(problems))
-    decided = {name: pin for pin, found in effective.items() for name in found}
+    decided = {name: pin for pin, pin_matches in effective.items() for name in pin_matches}
     return _to_policy({name: pin for name, pin in decided.items() if not _is_inside(name, decided)}, model)
 
 
 def _find_matches(pin: Pin, trees: Sequence[CellNode]) -> list[tuple[int, Match]]:
-    """Compiled layers, and the cells and operators that the pattern matches there."""
+    """Return (layer class, match) for each cell and operator that the pattern matches."""
     try:
-        return [(kind, match) for kind, tree in enumerate(trees) for match in match_pattern(pin.pattern, tree)]
+        return [
+            (layer_class, match) for layer_class, tree in enumerate(trees) for match in match_pattern(pin.pattern, tree)
+        ]
     except PatternError as error:
         raise PlanError(f"--pin {error}") from None
 
 
 def _operators_of(match: Match) -> Iterator[str]:
-    """The operator, or all operators of the cell."""
-    below = [".".join(path) for path, node in match.node.walk(match.path) if node.is_primitive]
-    yield from [match.name] if match.node.is_primitive else below
+    """Yield the operator, or all operators of the cell."""
+    operators = [".".join(path) for path, node in match.node.walk(match.path) if node.is_primitive]
+    yield from [match.name] if match.node.is_primitive else operators
 
 
 def _split(match: Match, has_idle: bool) -> Iterable[str]:
-    """The name, or the operators of a cell of which some cannot be swapped."""
+    """Return the name, or the operators of a cell if swap of some has no effect."""
     return _operators_of(match) if has_idle else [match.name]
 
 
@@ -163,88 +172,90 @@ def _no_match(pin: Pin, nameable: Iterable[Iterable[str]]) -> str:
 
 
 def _contradictions(matches: Mapping[Pin, Sequence[tuple[int, Match]]]) -> list[str]:
-    """Pairs of pins that decide otherwise about the same operator, also as part of a cell."""
+    """Return a problem for each pair of pins with different decisions about the same operator."""
     decided: dict[Name, Pin] = {}
-    found: dict[tuple[Pin, Pin], str] = {}
+    contradictions: dict[tuple[Pin, Pin], str] = {}
     for pin, entries in matches.items():
-        for name in ((kind, operator) for kind, match in entries for operator in _operators_of(match)):
+        for name in ((layer_class, operator) for layer_class, match in entries for operator in _operators_of(match)):
             other = decided.setdefault(name, pin)
             if (other.treatment, other.distance) != (pin.treatment, pin.distance):
-                found.setdefault((other, pin), name[1])
+                contradictions.setdefault((other, pin), name[1])
     return [
         f"{pin}: {name} is pinned by {other} as well\n    allowed: one decision about an operator\n"
         "    fix:     leave one out, or make its pattern match less"
-        for (other, pin), name in found.items()
+        for (other, pin), name in contradictions.items()
     ]
 
 
 def _idle_names(names: Mapping[Pin, Sequence[Name]], model: StepModel) -> dict[Name, str]:
-    """The names on which all pins together have no effect, with the reason: asked of the rewritten graphs."""
+    """Return the names for which the pins together have no effect in the rewritten graphs, with the reason."""
     effect_predictor, layer_map = EffectPredictor(model), model.captured.sample.layer_map
     idle: dict[Name, str] = {}
-    for kind in range(len(model.captured.trees)):
+    for layer_class in range(len(model.captured.trees)):
         by_treatment = {treatment: dict[str, int]() for treatment in PinTreatment}
-        for pin, found in names.items():
-            by_treatment[pin.treatment].update({name: pin.distance for own, name in found if own == kind})
+        for pin, pin_names in names.items():
+            by_treatment[pin.treatment].update(
+                {name: pin.distance for name_class, name in pin_names if name_class == layer_class}
+            )
         swapped, recomputed = by_treatment[PinTreatment.SWAP], by_treatment[PinTreatment.RECOMPUTE]
         policy = Policy(
             True,
             op_swap=tuple(OpSwap(exact_pattern(name), ALL_LAYERS, distance) for name, distance in swapped.items()),
             select_recompute=tuple(OpRecompute(exact_pattern(name), ALL_LAYERS) for name in recomputed),
         )
-        layer_index = layer_map.index(kind)
+        layer_index = layer_map.index(layer_class)
         ineffective_names = effect_predictor.ineffective_names(layer_index, policy, swapped)
         reasons = {entry.entry: entry.reason.value for entry in predict_effect(model, policy, layer_index).idle}
         for name in swapped:
             if name in ineffective_names.swap:
-                idle[kind, name] = reasons.get(exact_pattern(name), COPY_FREES_NOTHING)
+                idle[layer_class, name] = reasons.get(exact_pattern(name), COPY_FREES_NOTHING)
         for name in recomputed:
             if name in ineffective_names.recompute:
-                # `reasons` has none for a name that is idle only once other idle names are left out.
-                idle[kind, name] = reasons.get(name, RECOMPUTE_FREES_NOTHING)
+                # `reasons` lacks names that have no effect only after other names without effect are removed.
+                idle[layer_class, name] = reasons.get(name, RECOMPUTE_FREES_NOTHING)
     return idle
 
 
 def _no_effect(pin: Pin, reason: str, model: StepModel) -> str:
-    """A pin without effect, and the operators on which its treatment has one."""
+    """Return the problem of a pin without effect, with the operators for which its treatment has an effect."""
     effect_predictor, layer_map = EffectPredictor(model), model.captured.sample.layer_map
-    found: dict[str, None] = {}
-    for kind in range(len(model.captured.trees)):
-        layer_index = layer_map.index(kind)
+    effective: dict[str, None] = {}
+    for layer_class in range(len(model.captured.trees)):
+        layer_index = layer_map.index(layer_class)
         groups = model.holder_names(Policy(), layer_index).values()
-        names = sorted({name for held_by in groups for group in held_by for name in group if name})
+        names = sorted({name for holders in groups for group in holders for name in group if name})
         if pin.treatment is PinTreatment.SWAP:
             idle = effect_predictor.ineffective_names(layer_index, Policy(True), names).swap
         else:
             entries = tuple(OpRecompute(exact_pattern(name), ALL_LAYERS) for name in names)
             idle = effect_predictor.ineffective_names(layer_index, Policy(True, select_recompute=entries), ()).recompute
-        found |= dict.fromkeys(name for name in names if name not in idle)
-    near = ", ".join(closest_names(pin.pattern.replace(SEPARATOR, "."), sorted(found), limit=1)) or "leave it out"
+        effective |= dict.fromkeys(name for name in names if name not in idle)
+    near = ", ".join(closest_names(pin.pattern.replace(SEPARATOR, "."), sorted(effective), limit=1)) or "leave it out"
     return (
-        f"{pin}: has no effect in any layer: {reason}\n    allowed: {', '.join(sorted(found)) or 'nothing'}\n"
+        f"{pin}: has no effect in any layer: {reason}\n    allowed: {', '.join(sorted(effective)) or 'nothing'}\n"
         f"    fix:     {near}"
     )
 
 
 def _is_inside(name: Name, decided: Iterable[Name]) -> bool:
-    """Return whether it is part of a cell that is decided as a whole."""
-    return any(kind == name[0] and cell != name[1] and is_within(name[1], cell) for kind, cell in decided)
+    """Return whether a name is inside a cell that is decided as a whole."""
+    return any(layer_class == name[0] and cell != name[1] and is_within(name[1], cell) for layer_class, cell in decided)
 
 
 def _to_policy(decided: Mapping[Name, Pin], model: StepModel) -> Policy:
-    """The entries, each for the layers that have the operator."""
+    """Build the entries, each for the layers that have the operator."""
     layer_map = model.captured.sample.layer_map
-    where: dict[tuple[str, PinTreatment, int], list[int]] = {}
-    for (kind, name), pin in decided.items():
-        indices = where.setdefault((name, pin.treatment, pin.distance), [])
-        indices += [index for index, own in enumerate(layer_map) if own == kind]
+    layer_indices: dict[tuple[str, PinTreatment, int], list[int]] = {}
+    for (layer_class, name), pin in decided.items():
+        indices = layer_indices.setdefault((name, pin.treatment, pin.distance), [])
+        indices += [index for index, class_of_layer in enumerate(layer_map) if class_of_layer == layer_class]
 
     def layers_of(indices: Sequence[int]) -> Layers:
         return ALL_LAYERS if len(indices) == len(layer_map) else Layers(tuple(sorted(indices)))
 
     entries = [
         (exact_pattern(name), treatment, distance, layers_of(indices))
-        for (name, treatment, distance), indices in sorted(where.items(), key=lambda item: item[0][0])
+        for (name, treatment, distance), indices in sorted(layer_indices.items(), key=lambda item: item[0][0])
     ]
     return Policy(
         True,

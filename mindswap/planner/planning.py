@@ -1,4 +1,4 @@
-"""From a problem to a plan: solve each pipeline stage, evaluate the whole step, compare with the baselines."""
+"""Make a plan: solve each pipeline stage, evaluate the whole step, and compare with the baselines."""
 
 import contextlib
 import functools
@@ -25,22 +25,23 @@ from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.step_model import StepModel
 from mindswap.system.collector import collector_disabled
 
-# With the objective "memory": step time that may be lost, in thousandths, and halvings of the budget.
+# With the objective "memory": accepted slowdown in thousandths, and number of bisections of the budget.
 LOSS_PERMILLE = 10
 NUM_HALVINGS = 6
-# A common setting that is so much slower in a short step is not replayed: short and whole steps differ less.
+# A baseline that is slower than the plan by this many thousandths on short steps is not replayed on the whole step: the
+# difference of short and whole steps is smaller.
 REPLAY_PERMILLE = 20
-# Just below what glibc takes for a block that may come again.
+# Just below the maximum of glibc's dynamic mmap threshold (32 MiB).
 KEPT_BYTES = (32 << 20) - (64 << 10)
 
 
 class Planner:
-    """Makes plans for one model; shares the catalog, the bound and the cached plans between them.
+    """Makes plans for one model; they share the catalog, the inputs of the bound and the plan caches.
 
     Args:
-        model: the step.
-        allow: whether plans may swap and recompute.
-        known: trees of all layers in which operators must be; None takes those of the model.
+        model: step model.
+        allow: means that plans may use.
+        known: cell trees of all layers, in which operator names must exist; None for those of the model.
     """
 
     def __init__(self, model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None):
@@ -54,8 +55,8 @@ class Planner:
 
     @functools.cached_property
     def catalog(self) -> Catalog:
-        """The possible decisions of each layer; not needed for bounds."""
-        return build_catalog(self.model.swapping(self.allow.swap), self.allow, self.known)
+        """Possible decisions of each layer; computed on demand, because bounds do not need it."""
+        return build_catalog(self.model.with_swap(self.allow.swap), self.allow, self.known)
 
     @functools.cached_property
     def split_incompatible(self) -> tuple[Catalog, ...]:
@@ -63,30 +64,30 @@ class Planner:
         return self.catalog.split_incompatible()
 
     def plan(self, problem: PlanProblem, progress: Progress = lambda: None) -> Plan:
-        """The best policy that is found for a problem of this model.
+        """Search the best policy for a problem of this model.
 
         Args:
-            problem: what to look for.
-            progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
+            problem: budgets, permissions and objective.
+            progress: called after each simulation; may raise `Stop`, then the best policy so far is the plan.
         """
         find = self._minimize_memory if problem.objective is Objective.MEMORY else self._fastest
         with _without_collector():
             return find(problem, Interruptible(progress))
 
     def _fastest(self, problem: PlanProblem, progress: Interruptible) -> Plan:
-        policies, evaluation, keep = self._common(problem)
+        policies, evaluations, keep = self._common(problem)
         num_before = self.num_evaluations
         best = self._search(problem, keep, progress)
         limit_ns = best.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
-        others = [
+        replayed = [
             Candidate.of(problem, policies[name], evaluate(problem, policies[name]))
-            for name, one in evaluation.items()
-            if one.fits
-            and (not best.fits(problem.budget_bytes) or one.step_time_ns < limit_ns)
+            for name, evaluation in evaluations.items()
+            if evaluation.fits
+            and (not best.fits(problem.budget_bytes) or evaluation.step_time_ns < limit_ns)
             and self._is_eligible(problem.allow, policies[name])
         ]
-        fitting = [one for one in (best, *others) if one.fits(problem.budget_bytes)]
-        policy = min(fitting, key=lambda one: one.step_time_ns).policy if fitting else best.policy
+        fitting = [evaluation for evaluation in (best, *replayed) if evaluation.fits(problem.budget_bytes)]
+        policy = min(fitting, key=lambda evaluation: evaluation.step_time_ns).policy if fitting else best.policy
         return plan_of(
             problem,
             self.bound_inputs,
@@ -94,8 +95,8 @@ class Planner:
             policy,
             evaluate(problem, policy),
             compared=tuple(
-                Compared(BASELINES[name].title, one.step_time_ns, one.peak_bytes, one.fits, name)
-                for name, one in evaluation.items()
+                Compared(BASELINES[name].title, evaluation.step_time_ns, evaluation.peak_bytes, evaluation.fits, name)
+                for name, evaluation in evaluations.items()
             ),
             num_evaluations=self.num_evaluations - num_before,
             is_coupled=is_coupled(self.model, self.catalog.uses, policy),
@@ -103,32 +104,36 @@ class Planner:
         )
 
     def _common(self, problem: PlanProblem) -> tuple[dict[str, Policy], dict[str, Evaluation], Evaluation]:
-        """Baseline policies on short steps, and keeping everything on the whole one; simulated once."""
+        """Evaluate the baselines on short steps, and "keep all" on the whole step; cached."""
         key = (problem.settings, problem.num_cards_per_node)
         if key not in self.common:
             trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
             policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in BASELINES}
             # If sequence pieces read caches of other pieces, full recompute is impossible.
-            policies = {name: one for name, one in policies.items() if has_whole or one.layer_recompute == NO_LAYERS}
-            evaluation = {name: evaluate_short(problem, policy, self.short_models) for name, policy in policies.items()}
-            self.common[key] = policies, evaluation, evaluate(problem, policies[KEEP_ALL])
-        policies, evaluation, keep = self.common[key]
-        return policies, {name: one.within(problem) for name, one in evaluation.items()}, keep.within(problem)
+            policies = {
+                name: entry for name, entry in policies.items() if has_whole or entry.layer_recompute == NO_LAYERS
+            }
+            evaluations = {
+                name: evaluate_short(problem, policy, self.short_models) for name, policy in policies.items()
+            }
+            self.common[key] = policies, evaluations, evaluate(problem, policies[KEEP_ALL])
+        policies, evaluations, keep = self.common[key]
+        return policies, {name: entry.within(problem) for name, entry in evaluations.items()}, keep.within(problem)
 
     def plan_simple(self, problem: PlanProblem, full: Plan, progress: Progress = lambda: None) -> Plan:
-        """The best policy of at most `MAX_ENTRIES` entries, beside the plan without that limit.
+        """Search the best policy with at most `MAX_ENTRIES` entries.
 
         Args:
-            problem: what to look for.
-            full: the plan of `plan` for it.
-            progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
+            problem: budgets, permissions and objective.
+            full: plan without that limit, from `plan`.
+            progress: called after each simulation; may raise `Stop`, then the best policy so far is the plan.
         """
         interruptible = Interruptible(progress)
         policy, evaluation, number = find_simple(problem, self.short_models, interruptible)
         if full.fits and num_entries(full.policy) <= MAX_ENTRIES:
             policy, evaluation = min(
                 (policy, evaluation), (full.policy, evaluate(problem, full.policy)),
-                key=lambda one: (not one[1].fits, one[1].step_time_ns),
+                key=lambda candidate: (not candidate[1].fits, candidate[1].step_time_ns),
             )  # fmt: skip
         combined_with = Compared(FULL, full.step_time_ns, full.peak_bytes, full.fits)
         return plan_of(
@@ -145,7 +150,7 @@ class Planner:
 
     @property
     def num_evaluations(self) -> int:
-        """Simulations made."""
+        """Number of simulations."""
         return sum(plan_cache.num_evaluations for plan_cache in self.plan_caches.values())
 
     def _search(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible) -> Candidate:
@@ -153,10 +158,11 @@ class Planner:
         best = self._plan_cache(problem, keep, progress, self.catalog).best(problem.budget_bytes)
         if best.assignment is None or not self.catalog.combines_incompatible(best.assignment):
             return best
-        apart = [
-            self._plan_cache(problem, keep, progress, one).best(problem.budget_bytes) for one in self.split_incompatible
+        candidates = [
+            self._plan_cache(problem, keep, progress, catalog).best(problem.budget_bytes)
+            for catalog in self.split_incompatible
         ]
-        return min(apart, key=lambda one: one.rank(problem.budget_bytes))
+        return min(candidates, key=lambda catalog: catalog.rank(problem.budget_bytes))
 
     def _plan_cache(
         self, problem: PlanProblem, keep: Evaluation, progress: Interruptible, catalog: Catalog
@@ -170,21 +176,21 @@ class Planner:
         return plan_cache
 
     def bound_ns(self, problem: PlanProblem) -> int | None:
-        """Step time that no policy within the budget of a problem of this model can beat; None if none is within it."""
+        """Return the lower bound of the step time within the budget of a problem; None if no policy fits."""
         return min_step_ns(self.bound_inputs, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
 
     def _is_eligible(self, allow: Allow, policy: Policy) -> bool:
-        """A plan may be the policy of a common setting where all of it is allowed and has its effect."""
+        """Return whether a baseline policy may be the plan: all of it is allowed and has an effect."""
         swaps = has_swaps(policy)
-        again = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
-        if (swaps and not allow.swap) or (again and not allow.recompute):
+        recomputes = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
+        if (swaps and not allow.swap) or (recomputes and not allow.recompute):
             return False
-        if allow.pinned and (swaps or again):
+        if allow.pinned and (swaps or recomputes):
             return False
         return is_fully_effective(self.model, policy)
 
     def _minimize_memory(self, problem: PlanProblem, progress: Interruptible) -> Plan:
-        """Bisect the budget between the static memory and a plan while the slowdown stays within 1 %."""
+        """Bisect the budget between static memory and a plan's peak while the slowdown is within `LOSS_PERMILLE`."""
         best = self._fastest(problem, progress)
         limit_ns = best.unconstrained_ns * (1000 + LOSS_PERMILLE) // 1000
         low, high = max(best.stage_static_bytes), min(best.peak_bytes, problem.budget_bytes)
@@ -208,15 +214,15 @@ class Planner:
 def plan_of(
     problem: PlanProblem, bound_inputs: BoundInputs, keep_ns: int, policy: Policy, evaluation: Evaluation, **search: Any
 ) -> Plan:
-    """A policy with what it comes to.
+    """Build a plan from a policy and its evaluation.
 
     Args:
-        problem: what was asked.
-        bound_inputs: of the model, for the bound.
+        problem: problem that the policy solves.
+        bound_inputs: inputs of the lower bound.
         keep_ns: step time if everything is kept.
-        policy: the best that was found.
-        evaluation: the same on the whole step.
-        search: what else `Plan` says of how it was found.
+        policy: best policy.
+        evaluation: its evaluation on the whole step.
+        search: further fields of `Plan`, about the search.
     """
     host_bytes, allow = problem.host_bytes_per_card, problem.allow
     fixed = problem.model.layers.fixed
@@ -241,20 +247,21 @@ def plan_of(
 
 
 def _keep_freed_memory() -> None:
-    """Arrays of one simulation stay for the next one, of the same sizes; a tenth of a search is fetching them anew.
+    """Make glibc keep freed memory, because each simulation allocates arrays of the same sizes as the one before.
 
-    glibc keeps as much as the largest block that was freed, or twice of it (mallopt(3), `M_MMAP_THRESHOLD`); elsewhere
-    nothing comes of it. What is not written to takes no memory.
+    Freeing a block raises glibc's mmap threshold to its size (mallopt(3), `M_MMAP_THRESHOLD`), so that smaller blocks
+    are reused and not returned to the system, which takes a tenth of a search. The block itself is never written, so it
+    takes no memory. Other allocators are not affected.
     """
     np.empty(KEPT_BYTES, np.uint8)
 
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    """Disable the garbage collector, and count the objects that were made as old afterwards.
+    """Disable the garbage collector; afterwards move the new objects to the oldest generation.
 
-    A search keeps what it allocates, so collections are 7 % of its CPU time and free nothing. The price is memory: 480
-    MiB in place of 250 MiB for three plans of llama2_7b. Without the last step, the next collection would visit all.
+    A search keeps its objects, so collections would take 7 % of its CPU time and free nothing. The price is memory: 480
+    MiB in place of 250 MiB for three plans of llama2_7b. The move spares the next collection a visit of all objects.
     """
     with collector_disabled() as was_enabled:
         try:
@@ -266,7 +273,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def _memory_by_operator(evaluation: Evaluation) -> tuple[tuple[str, int], ...]:
-    """Memory of the fullest stage at its peak, by operator; static memory as one."""
+    """Return the memory of the stage with the highest peak, at that peak, by operator; static memory is one entry."""
     stage = max(range(len(evaluation.stage_peak_bytes)), key=lambda s: evaluation.stage_peak_bytes[s])
     timeline = evaluation.step.timeline
     profile = profile_memory(timeline, stage)

@@ -1,4 +1,4 @@
-"""Question to a planner, and its answer. Plain data."""
+"""Problem of a planner, and the resulting plan. Plain data."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -11,7 +11,7 @@ class Objective(Enum):
     """Quantity to minimize within the budget."""
 
     TIME = "time"  # step time
-    MEMORY = "memory"  # peak memory, among the policies that cost next to no time
+    MEMORY = "memory"  # peak memory, among the policies with a slowdown of at most 1 %
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Allow:
 
     swap: bool = True  # move activations to the host
     recompute: bool = True  # run operators again in backward
-    # patterns of operators and cells about which nothing is decided any more: `--pin`
+    # patterns of operators and cells that the user has decided: `--pin`
     pinned: tuple[str, ...] = ()
 
 
@@ -29,15 +29,15 @@ DEFAULT_ALLOW = Allow()
 
 @dataclass(frozen=True, eq=False)
 class PlanProblem:
-    """Which policy to look for."""
+    """Step, budgets, permissions and objective of a plan."""
 
-    model: StepModel  # the step
-    budget_bytes: int  # device memory that may be used, static memory included; every card
-    host_bytes: int  # host memory of a node that may be used
-    num_cards_per_node: int  # cards that share it
-    allow: Allow = DEFAULT_ALLOW  # what the policy may do
-    objective: Objective = Objective.TIME  # what shall be least
-    # switches of recompute that are taken over from the configuration; its layers and operators are not
+    model: StepModel  # step model
+    budget_bytes: int  # device memory budget of every card, static memory included
+    host_bytes: int  # host memory budget of a node
+    num_cards_per_node: int  # cards that share the host memory
+    allow: Allow = DEFAULT_ALLOW  # means that the policy may use
+    objective: Objective = Objective.TIME  # quantity to minimize
+    # policy with the recompute switches of the configuration, which plans keep; its layers and operators are ignored
     settings: Policy = Policy()
 
     @property
@@ -47,12 +47,12 @@ class PlanProblem:
         return self.host_bytes // max(1, cards)
 
     def with_switches(self, policy: Policy) -> Policy:
-        """A policy with the switches of the configuration."""
+        """Return a policy with the recompute switches of the configuration."""
         names = ("recompute_slice_activation", "mp_comm_recompute", "parallel_optimizer_comm_recompute")
         return replace(policy, is_swap_enabled=True, **{name: getattr(self.settings, name) for name in names})
 
 
-# The answer; all times are simulated.
+# The plan; all times are simulated.
 
 # `Compared.name` of the policy that the configuration has.
 YOURS = "your file"
@@ -64,35 +64,35 @@ FULL = "full plan"
 class Compared:
     """A policy that the plan is compared with."""
 
-    name: str  # of the policy, for people
-    step_time_ns: int  # simulated; of a pipeline with many micro-batches carried on from fewer
+    name: str  # name of the policy in reports
+    step_time_ns: int  # simulated; extrapolated from fewer micro-batches if there are many
     peak_bytes: int  # highest device memory of any stage, simulated
     fits: bool  # within the budgets
-    baseline: str = ""  # its name in `BASELINES`; empty where it is none of them
+    baseline: str = ""  # its name in `BASELINES`; "" for other policies
 
 
 @dataclass(frozen=True)
 class Plan:
     """A policy with its predictions."""
 
-    fits: bool  # whether it is within the budget; if not, it is the policy that comes nearest
+    fits: bool  # whether it is within the budget; otherwise it is the policy closest to the budget
     policy: Policy  # in layer indices
     step_time_ns: int  # simulated on the full graph
     stage_peak_bytes: tuple[int, ...]  # device memory of each stage, simulated on the full graph
-    stage_static_bytes: tuple[int, ...]  # what no policy can move, of each stage
+    stage_static_bytes: tuple[int, ...]  # static memory of each stage
     host_bytes: int  # host memory of a node
-    budget_bytes: int  # what was allowed
+    budget_bytes: int  # device memory budget
     unconstrained_ns: int  # step time if everything is kept, whether that fits or not
-    lower_bound_ns: int | None  # proven: no policy within the budget is faster; None if none can be within it
-    # the least budget for which a policy is known; not above `budget_bytes` if the plan fits
+    lower_bound_ns: int | None  # no policy within the budget is faster (proven); None if no policy fits
+    # smallest budget for which a policy is known; at most `budget_bytes` if the plan fits
     smallest_budget_bytes: int
-    least_budget_bytes: int  # device memory that every policy needs
-    host_budget_bytes: int  # host memory of a node that may be used
-    # what fills the memory of the fullest stage at its peak: (name, bytes), largest first
+    least_budget_bytes: int  # lower bound of the device memory of all policies
+    host_budget_bytes: int  # host memory budget of a node
+    # memory by operator at the peak of the stage with the highest one: (name, bytes), largest first
     holders: tuple[tuple[str, int], ...]
-    compared: tuple[Compared, ...]  # that of the configuration, if it can be simulated, and well-known policies
-    num_evaluations: int  # simulations made
-    is_coupled: bool = False  # it swaps what recomputed operators use
+    compared: tuple[Compared, ...]  # policy of the configuration, if it can be simulated, and the baselines
+    num_evaluations: int  # number of simulations
+    is_coupled: bool = False  # it swaps tensors that recomputed operators read
     is_interrupted: bool = False  # the search was stopped early
 
     @property
@@ -102,10 +102,10 @@ class Plan:
 
     @property
     def slowdown(self) -> float:
-        """Step time over that of keeping everything, less one."""
+        """Relative increase of the step time over keeping everything."""
         return self.step_time_ns / self.unconstrained_ns - 1
 
     @property
     def gap(self) -> float | None:
-        """Step time over the lower bound, less one: how much better a plan could be at most; None without one."""
+        """Relative distance of the step time from the lower bound; None without a bound."""
         return self.step_time_ns / self.lower_bound_ns - 1 if self.lower_bound_ns else None

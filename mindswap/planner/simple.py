@@ -1,8 +1,8 @@
-"""A plan of few entries: whole layers, or the cells of attention and of the feed-forward net, and one distance.
+"""Search a plan with few entries: one for swap and one for recompute, with one prefetch distance.
 
-One part of some layers is swapped; one part of some layers, or the casts of their weights, recomputed. For each pair of
-parts and each number of swapped layers each pipeline stage recomputes as few layers as its memory allows; each one
-is simulated.
+An entry names a part of a layer (the whole layer, attention, or the feed-forward network; for recompute also the casts
+of weights) and some layers. For each pair of parts and each number of swapped layers, each pipeline stage recomputes
+the minimum number of layers that fits. All candidates are simulated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,96 +20,94 @@ from mindswap.simulator.step_model import StepModel
 
 MAX_ENTRIES = 4
 WHOLE_LAYER = ""
-# What the cells are called in legacy and in newer models.
+# Names of the cells in legacy and in newer models.
 CELLS = ("attention", "self_attention", "feed_forward", "mlp")
-# Casts of weights: with several micro-batches each holds its own copy of every weight, and makes it again for little.
+# Casts of weights: with several micro-batches each one saves its own cast of every weight, which is cheap to recompute.
 WEIGHT_CASTS = r".*\.(w|linear_)\w+\.cast"
-# Quarters of the layers of a stage that are swapped at first; the best are tried with a layer more or less.
+# The coarse search swaps 1/4, 2/4, ... of the layers of a stage; the best candidates are then refined layer by layer.
 NUM_QUARTERS = 4
 PREFETCH = 30
 DISTANCES = (5, 10, 15, 20, 40, 60, 100)
-NUM_REFINED = 3  # candidates
-NUM_REPLAYED = 8  # candidates that are simulated whole, until one fits there
+NUM_REFINED = 3  # candidates of the coarse search that are refined
+NUM_REPLAYED = 8  # limit of candidates that are evaluated on the whole step, until one fits
 
 
 @dataclass(frozen=True)
 class SimplePolicy:
-    """A policy of few entries."""
+    """A policy with few entries."""
 
-    swap: str  # what is swapped: a cell, or `WHOLE_LAYER`
-    recomputed_part: str  # what is recomputed
-    num_swapped: tuple[int, ...]  # layers of each stage
-    num_recomputed: tuple[int, ...]  # layers of each stage
-    prefetch: int
+    swap: str  # swapped part of a layer: a cell, or `WHOLE_LAYER`
+    recomputed_part: str  # recomputed part of a layer
+    num_swapped: tuple[int, ...]  # number of swapped layers of each stage
+    num_recomputed: tuple[int, ...]  # number of recomputed layers of each stage
+    prefetch: int  # `backward_prefetch`
 
     def policy(self, stages: Sequence[Sequence[int]], settings: Policy) -> Policy:
-        """In layer indices.
+        """Return the policy in layer indices.
 
         Args:
-            stages: layers of each.
-            settings: switches of recompute.
+            stages: layers of each stage.
+            settings: policy with the switches of recompute.
         """
         swapped: list[int] = []
         recomputed_part: list[int] = []
         for layers, num_swapped, num_recomputed in zip(stages, self.num_swapped, self.num_recomputed, strict=True):
-            # What comes last is needed first: there is no time for its copies.
-            out = evenly(layers[:-1], num_swapped) if num_swapped < len(layers) else tuple(layers)
-            stay = [layer for layer in layers if layer not in out]
-            swapped += out
+            # Backward starts with the last layer, so there is no time for its copies.
+            swapped_of_stage = evenly(layers[:-1], num_swapped) if num_swapped < len(layers) else tuple(layers)
+            remaining = [layer for layer in layers if layer not in swapped_of_stage]
+            swapped += swapped_of_stage
             recomputed_part += (
-                evenly(stay, num_recomputed)
-                if num_recomputed <= len(stay)
-                else (*stay, *out[: num_recomputed - len(stay)])
+                evenly(remaining, num_recomputed)
+                if num_recomputed <= len(remaining)
+                else (*remaining, *swapped_of_stage[: num_recomputed - len(remaining)])
             )
-        out_set, again_set = Layers(swapped), Layers(recomputed_part)
+        swapped_layers, recomputed_layers = Layers(swapped), Layers(recomputed_part)
         return replace(
             settings,
             is_swap_enabled=True,
             default_prefetch=None,
-            layer_swap=(LayerSwap(out_set, self.prefetch),) if swapped and self.swap == WHOLE_LAYER else (),
-            op_swap=(OpSwap(self.swap, out_set, self.prefetch),) if swapped and self.swap != WHOLE_LAYER else (),
-            layer_recompute=again_set if self.recomputed_part == WHOLE_LAYER else NO_LAYERS,
-            select_recompute=(OpRecompute(self.recomputed_part, again_set),)
+            layer_swap=(LayerSwap(swapped_layers, self.prefetch),) if swapped and self.swap == WHOLE_LAYER else (),
+            op_swap=(OpSwap(self.swap, swapped_layers, self.prefetch),) if swapped and self.swap != WHOLE_LAYER else (),
+            layer_recompute=recomputed_layers if self.recomputed_part == WHOLE_LAYER else NO_LAYERS,
+            select_recompute=(OpRecompute(self.recomputed_part, recomputed_layers),)
             if recomputed_part and self.recomputed_part != WHOLE_LAYER
             else (),
         )
 
 
 def num_entries(policy: Policy) -> int:
-    """Entries that a reader of the configuration sees."""
+    """Return the number of entries of a policy in a configuration."""
     return sum(len(getattr(policy, name)) for name in ENTRY_FIELDS) + bool(policy.layer_recompute)
 
 
 def find_simple(
     problem: PlanProblem, short_models: Sequence[StepModel], progress: Interruptible
 ) -> tuple[Policy, Evaluation, int]:
-    """The fastest policy of few entries that fits, its evaluation, and how many were simulated.
-
-    If none fits it is the one that needs least memory.
+    """Search the fastest policy with few entries that fits; if none fits, the one with the lowest peak.
 
     Args:
-        problem: what to look for.
-        short_models: the model with few micro-batches, from `short_model`.
+        problem: budgets and permissions.
+        short_models: model with few micro-batches, from `short_model`.
         progress: called after each simulation.
     """
     search = _SimpleSearch(problem, short_models[0], progress)
     with suppress(Stop):
         search.run()
     ranked = sorted(search.evaluated, key=search.rank)
-    found: list[tuple[Policy, Evaluation]] = []
+    evaluated: list[tuple[Policy, Evaluation]] = []
     for policy in ranked:
-        found.append((policy, evaluate(problem, policy)))
-        if found[-1][1].fits or len(found) == NUM_REPLAYED:
+        evaluated.append((policy, evaluate(problem, policy)))
+        if evaluated[-1][1].fits or len(evaluated) == NUM_REPLAYED:
             break
-    policy, evaluation = min(found, key=lambda one: (not one[1].fits, one[1].peak_bytes))
+    policy, evaluation = min(evaluated, key=lambda candidate: (not candidate[1].fits, candidate[1].peak_bytes))
     return policy, evaluation, len(search.evaluated)
 
 
 class _SimpleSearch:
-    """Simulates policies, each once, in a short step.
+    """Simulates policies on a short step, each once.
 
     Attributes:
-        evaluated: what was simulated.
+        evaluated: result of each simulated policy.
     """
 
     def __init__(self, problem: PlanProblem, short: StepModel, progress: Interruptible):
@@ -118,35 +116,37 @@ class _SimpleSearch:
         self.progress = progress
         sections = [sorted(section for chunk in chunks for section in chunk) for chunks in short.layout.chunks]
         num_layers = problem.model.captured.num_layers
-        self.stages = [[section - 1 for section in own if 1 <= section <= num_layers] for own in sections]
+        self.stages = [
+            [section - 1 for section in stage_segments if 1 <= section <= num_layers] for stage_segments in sections
+        ]
         self.settings = problem.with_switches(Policy())
-        self.evaluated: dict[Policy, Candidate] = {}  # time lines of hundreds would fill the memory
+        self.evaluated: dict[Policy, Candidate] = {}  # without timelines, which take too much memory
 
     def run(self) -> None:
-        """Fills `evaluated`: nothing, quarters of the layers in all parts, then the best of them a little otherwise."""
+        """Evaluate the empty policy, the candidates of the coarse search, and refinements of the best ones."""
         none = (0,) * len(self.stages)
         self._evaluate(SimplePolicy(WHOLE_LAYER, WHOLE_LAYER, none, none, PREFETCH))
-        found = []
+        fitted = []
         for simple in self._coarse():
             try:
-                found.append(self._fit(simple))
-            except SimulationError:  # such a part cannot run again in this model
+                fitted.append(self._fit(simple))
+            except SimulationError:  # this part cannot be recomputed in this model
                 continue
-        for simple in sorted(found, key=self._rank_of)[:NUM_REFINED]:
+        for simple in sorted(fitted, key=self._rank_of)[:NUM_REFINED]:
             self._refine(simple)
 
     def _coarse(self) -> Iterator[SimplePolicy]:
         none = (0,) * len(self.stages)
         model = self.problem.model
-        swaps, agains = parts(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves)
-        if agains:
-            yield from (SimplePolicy(WHOLE_LAYER, recomputed_part, none, none, PREFETCH) for recomputed_part in agains)
-        for swap, recomputed_part, quarters in product(swaps, agains or (None,), range(1, NUM_QUARTERS + 1)):
+        swaps, recomputed_parts = parts(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves)
+        if recomputed_parts:
+            yield from (SimplePolicy(WHOLE_LAYER, part, none, none, PREFETCH) for part in recomputed_parts)
+        for swap, part, quarters in product(swaps, recomputed_parts or (None,), range(1, NUM_QUARTERS + 1)):
             counts = tuple(len(layers) * quarters // NUM_QUARTERS for layers in self.stages)
-            yield SimplePolicy(swap, recomputed_part if recomputed_part is not None else swap, counts, none, PREFETCH)
+            yield SimplePolicy(swap, part if part is not None else swap, counts, none, PREFETCH)
 
     def _refine(self, best: SimplePolicy) -> None:
-        """Other distances, then layers more or fewer, as long as it gets better."""
+        """Try other distances, then more or fewer swapped layers, while the result improves."""
         for distance in DISTANCES if any(best.num_swapped) else ():
             best = min(best, self._fit(replace(best, prefetch=distance)), key=self._rank_of)
         step = max(1, max(map(len, self.stages)) // (2 * NUM_QUARTERS))
@@ -163,7 +163,7 @@ class _SimpleSearch:
         )
 
     def _fit(self, simple: SimplePolicy) -> SimplePolicy:
-        """With as few recomputed layers in each stage as fit, found by halving in all stages at once."""
+        """Return the policy with the minimum number of recomputed layers that fits, by bisection in all stages."""
         if not self.problem.allow.recompute:
             self._evaluate(replace(simple, num_recomputed=(0,) * len(self.stages)))
             return replace(simple, num_recomputed=(0,) * len(self.stages))
@@ -199,16 +199,17 @@ class _SimpleSearch:
 def parts(
     trees: Sequence[CellNode], allow: Allow, has_interleaved_halves: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Parts that may be swapped, and recomputed: whole layers; of cells, and casts of weights, what every layer has.
+    """Return the parts of layers that may be swapped, and those that may be recomputed.
 
-    Cells that compute in halves do not run again: rule `interleaved_cell`.
+    These are the whole layer, and the cells and casts of weights that every layer has. Cells with interleaved halves
+    cannot be recomputed: rule `interleaved_cell`.
     """
-    every = [part for part in (*CELLS, WEIGHT_CASTS) if all(match_pattern(part, tree) for tree in trees)]
-    cells = [part for part in every if part != WEIGHT_CASTS]
-    recomputed_part = [part for part in every if part == WEIGHT_CASTS or not has_interleaved_halves]
+    present = [name for name in (*CELLS, WEIGHT_CASTS) if all(match_pattern(name, tree) for tree in trees)]
+    cells = [name for name in present if name != WEIGHT_CASTS]
+    recomputed_part = [name for name in present if name == WEIGHT_CASTS or not has_interleaved_halves]
     return (WHOLE_LAYER, *cells) if allow.swap else (), (WHOLE_LAYER, *recomputed_part) if allow.recompute else ()
 
 
 def evenly(layers: Sequence[int], number: int) -> tuple[int, ...]:
-    """So many of the layers, at even distances."""
+    """Return a number of layers at even distances."""
     return tuple(layers[position * len(layers) // number] for position in range(number))

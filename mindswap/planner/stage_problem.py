@@ -209,8 +209,8 @@ class StageProblem(ABC):
         layer_of = np.full(2 + max((*self.layers, int(layer.max(initial=0)))), -1)  # -1 is outside the layers
         layer_of[list(self.layers)] = np.arange(len(self.layers))
         paths = (label[0] if isinstance(label, Names) else label for label in labels)
-        item_of = np.array([self.groups.get(path, -1) for path in paths])
-        return layer_of[layer], item_of[label]
+        group_of = np.array([self.groups.get(path, -1) for path in paths])
+        return layer_of[layer], group_of[label]
 
 
 def _release_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, end: int) -> np.ndarray:

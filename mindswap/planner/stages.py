@@ -50,7 +50,7 @@ class StageSolver:
         self.fits_alone = False
         self._tolerated_extra_ns = 0.0  # per micro-batch
         self._keep_all_ns = 0  # the whole step if everything is kept; 0 before it is known
-        self.layer_assignments = LayerAssignments(self.model.swapping(problem.allow.swap), catalog)
+        self.layer_assignments = LayerAssignments(self.model.with_swap(problem.allow.swap), catalog)
         self.num_stages = self.model.layout.num_stages
         stage_problems = [
             SingleStageProblem(self.layer_assignments, stage, 0, self.host_bytes) for stage in range(self.num_stages)
@@ -106,12 +106,15 @@ class StageSolver:
         fitting: set[int] = set()
         stage_problems = {
             stage: SingleStageProblem(
-                self.layer_assignments, stage, budgets[stage], self.host_bytes, self.idle_ns[stage]
+                self.layer_assignments,
+                stage,
+                budget_bytes=budgets[stage],
+                host_budget_bytes=self.host_bytes,
+                idle_ns=self.idle_ns[stage],
+                tolerated_extra_ns=self._tolerated_extra_ns,
             )
             for stage in stages
         }
-        for stage_problem in stage_problems.values():
-            stage_problem.tolerated_extra_ns = self._tolerated_extra_ns
         searches = {
             stage: Search(stage_problem, MAX_OPERATORS, self.progress)
             for stage, stage_problem in stage_problems.items()
@@ -242,9 +245,9 @@ def orders_of(stages: Sequence[Sequence[int]], excess_bytes_of_stages: Sequence[
         stages: layers of each pipeline stage.
         excess_bytes_of_stages: what each stage is over its budget; where some are, also those first that are most.
     """
-    forward = [layer for turn in range(max(map(len, stages))) for layers in stages for layer in layers[turn : turn + 1]]
+    forward = [layer for rank in range(max(map(len, stages))) for layers in stages for layer in layers[rank : rank + 1]]
     backward = [
-        layer for turn in range(max(map(len, stages))) for layers in stages for layer in layers[::-1][turn : turn + 1]
+        layer for rank in range(max(map(len, stages))) for layers in stages for layer in layers[::-1][rank : rank + 1]
     ]
     fullest = sorted(range(len(excess_bytes_of_stages)), key=lambda stage: -excess_bytes_of_stages[stage])
     by_need = [layer for stage in fullest for layer in stages[stage]] if len(stages) > 1 else []

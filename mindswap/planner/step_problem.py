@@ -105,6 +105,7 @@ class SingleStageProblem(_ModelProblem):
         budget_bytes: for activations.
         host_budget_bytes: of one card.
         idle_ns: from `idle_times_ns`.
+        tolerated_extra_ns: as of `StageProblem`.
 
     Attributes:
         idle_ns: the same.
@@ -118,6 +119,7 @@ class SingleStageProblem(_ModelProblem):
         budget_bytes: int,
         host_budget_bytes: int,
         idle_ns: int = 0,
+        tolerated_extra_ns: float = 0.0,
     ):
         model = layer_assignments.model
         num_micro_batches, num_in_flight = _short_run(model.layout, stage)
@@ -135,6 +137,7 @@ class SingleStageProblem(_ModelProblem):
             budget_bytes=budget_bytes,
             host_budget_bytes=host_budget_bytes,
         )
+        self.tolerated_extra_ns = tolerated_extra_ns
         if model.layout.num_ahead(stage) is not None:
             self.num_unsimulated = model.layout.num_micro_batches - num_micro_batches
         self.idle_ns, self._first_received_ns = 0, 0
@@ -168,12 +171,12 @@ def idle_times_ns(timeline: Timeline) -> tuple[int, ...]:
 
     Copies go on meanwhile: a stage that runs alone without it would fall behind with them.
     """
-    ops, found = timeline.program.ops, []
+    ops, idle_ns = timeline.program.ops, []
     for begin, end in zip(timeline.program.stage_starts[:-1], timeline.program.stage_starts[1:], strict=True):
         compute = begin + np.flatnonzero(ops.kind[begin:end] < OpKind.COLLECTIVE)
         first = _first_backward(ops.kind[compute])
-        found.append(int(timeline.op_start_ns[compute[first]] - timeline.op_end_ns[compute[first - 1]]))
-    return tuple(found)
+        idle_ns.append(int(timeline.op_start_ns[compute[first]] - timeline.op_end_ns[compute[first - 1]]))
+    return tuple(idle_ns)
 
 
 class PipelineProblem(_ModelProblem):
@@ -201,9 +204,9 @@ class PipelineProblem(_ModelProblem):
             budget_bytes=budget_bytes,
             host_budget_bytes=host_budget_bytes,
         )
-        whole = layer_assignments.model.layout
-        if all(whole.num_ahead(stage) is not None for stage in range(whole.num_stages)):
-            self.num_unsimulated = whole.num_micro_batches - model.layout.num_micro_batches
+        full_layout = layer_assignments.model.layout
+        if all(full_layout.num_ahead(stage) is not None for stage in range(full_layout.num_stages)):
+            self.num_unsimulated = full_layout.num_micro_batches - model.layout.num_micro_batches
         self.static_bytes = np.array([static.total_bytes for static in model.static])
 
     def timeline(self, assignment: np.ndarray) -> Timeline:
@@ -212,9 +215,9 @@ class PipelineProblem(_ModelProblem):
 
     def score(self, timeline: Timeline) -> Score:
         """Score of all stages together; the peak is that of the fullest."""
-        over = int(self.excess_bytes_of_stages(timeline).sum())
+        excess_bytes = int(self.excess_bytes_of_stages(timeline).sum())
         peak_bytes = int((peak_memory(timeline) + self.static_bytes).max())
-        return self.extrapolate(Score(over, timeline.step_time_ns, timeline.step_time_ns, peak_bytes), timeline)
+        return self.extrapolate(Score(excess_bytes, timeline.step_time_ns, timeline.step_time_ns, peak_bytes), timeline)
 
     def excess_bytes_of_stages(self, timeline: Timeline) -> np.ndarray:
         """Bytes of each stage over the budgets: int64, shape (num_stages,)."""
@@ -227,9 +230,9 @@ class PipelineProblem(_ModelProblem):
 def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
     """Micro-batches that show warm-up, steady state and cool-down of a stage, and how many are in flight at most."""
     num_chunks, num_stages = len(layout.chunks[stage]), layout.num_stages
-    most = most_in_flight(layout.passes(stage))
-    num_whole = -(-most // layout.num_sequences)  # micro-batches
+    max_in_flight = most_in_flight(layout.passes(stage))
+    num_micro_batches = -(-max_in_flight // layout.num_sequences)  # micro-batches
     if num_chunks > 1:  # whole rounds, as the order is made of them
-        rounds = -(-(num_whole + num_chunks) // (num_chunks * num_stages))
-        return layout.short_of(rounds * num_stages), -(-most // num_chunks)
-    return layout.short_of(num_whole + NUM_ROUNDS), most
+        rounds = -(-(num_micro_batches + num_chunks) // (num_chunks * num_stages))
+        return layout.short_of(rounds * num_stages), -(-max_in_flight // num_chunks)
+    return layout.short_of(num_micro_batches + NUM_ROUNDS), max_in_flight

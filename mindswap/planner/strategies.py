@@ -1,7 +1,7 @@
-"""Batches and parallel strategies of a step: which are worth a look, which are best.
+"""Enumerate the batches and parallel strategies that a planner compares.
 
-A step of one data parallel rank has `size * count` samples, its global batch over the number of these ranks. Strategies
-are all that MindFormers takes for a number of cards and a step with as many samples.
+A data parallel rank processes `size * count` samples in a step: the global batch divided by the number of these ranks.
+The strategies are those that MindFormers accepts for a number of cards and an unchanged global batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 from mindswap.errors import PlanError
 
-# Without a global batch to keep: how far from the batch of the configuration is looked, in powers of two.
+# Without a global batch to keep: range around the batch of the configuration, in powers of two.
 REACH = 2
 AUTO = "auto"
 
 
 @dataclass(frozen=True, order=True)
 class Batch:
-    """How the samples of a step go through one data parallel rank."""
+    """Samples of a step on one data parallel rank, by micro-batches."""
 
     size: int  # samples of a micro-batch
     count: int  # micro-batches of a step
@@ -28,37 +28,44 @@ class Batch:
 
 
 def list_batches(
-    own: Batch, sizes: Sequence[int] | None, counts: Sequence[int] | None, keeps_samples: bool
+    configured: Batch, sizes: Sequence[int] | None, counts: Sequence[int] | None, keeps_samples: bool
 ) -> tuple[Batch, ...]:
-    """Batches to plan for, that of the configuration first if it is one of them.
+    """Return the batches to plan for, that of the configuration first if it is one of them.
 
     Args:
-        own: of the configuration.
-        sizes: of micro-batches that were asked for; None for all that come into question.
-        counts: the same of numbers of micro-batches.
-        keeps_samples: a step has as many samples as now.
+        configured: batch of the configuration.
+        sizes: requested sizes of micro-batches; None for all candidates.
+        counts: requested numbers of micro-batches; None for all candidates.
+        keeps_samples: whether the number of samples of a step is unchanged.
 
     Raises:
-        PlanError: if a number that was asked for does not divide the samples of a step.
+        PlanError: if a requested number does not divide the samples of a step.
     """
     if keeps_samples:
-        total = own.num_samples
+        total = configured.num_samples
         wrong = [number for number in (*(sizes or ()), *(counts or ())) if total % number]
         if wrong:
             allowed = ", ".join(str(number) for number in range(1, total + 1) if total % number == 0)
             raise PlanError(
                 f"{', '.join(map(str, wrong))}: does not divide the {total} samples of a step on a data parallel rank "
-                f"({own.size} x {own.count})\n    allowed: {allowed}\n    fix:     one of these, or --any-global-batch"
+                f"({configured.size} x {configured.count})\n    allowed: {allowed}\n"
+                "    fix:     one of these, or --any-global-batch"
             )
-        found = {Batch(size, total // size) for size in range(1, total + 1) if total % size == 0}
-        found = {one for one in found if (not sizes or one.size in sizes) and (not counts or one.count in counts)}
+        batches = {Batch(size, total // size) for size in range(1, total + 1) if total % size == 0}
+        batches = {
+            batch for batch in batches if (not sizes or batch.size in sizes) and (not counts or batch.count in counts)
+        }
     else:
-        found = {Batch(size, count) for size in sizes or _near(own.size) for count in counts or _near(own.count)}
-    return tuple(sorted(found, key=lambda one: (one != own, -one.size, one.count)))
+        batches = {
+            Batch(size, count)
+            for size in sizes or _near(configured.size)
+            for count in counts or _near(configured.count)
+        }
+    return tuple(sorted(batches, key=lambda batch: (batch != configured, -batch.size, batch.count)))
 
 
 def _near(number: int) -> Iterable[int]:
-    """Powers of two times or below a number."""
+    """Return the number multiplied and divided by powers of two up to `2 ** REACH`."""
     return {number << shift for shift in range(REACH + 1)} | {max(number >> shift, 1) for shift in range(REACH + 1)}
 
 
@@ -73,19 +80,19 @@ def pareto_front(points: Sequence[tuple[float, int]]) -> tuple[bool, ...]:
     )
 
 
-# How far from a number of cards without a strategy the next ones are looked for.
+# If a number of cards has no strategy: range in which the nearest ones that have some are searched.
 REACH_CARDS = 64
 
 
 @dataclass(frozen=True, order=True)
 class Strategy:
-    """How a step is spread over cards."""
+    """Parallel strategy of a step."""
 
-    data: int  # ranks that share the samples
-    tensor: int  # ranks that share a layer
-    stages: int  # of the pipeline
-    experts: int = 1  # ranks that share the experts of a layer
-    has_sequence: bool = False  # sequence parallel beside tensor parallel
+    data: int  # data parallel size
+    tensor: int  # tensor parallel size
+    stages: int  # pipeline stages
+    experts: int = 1  # expert parallel size
+    has_sequence: bool = False  # sequence parallel together with tensor parallel
 
     def __str__(self) -> str:
         text = f"data {self.data}, tensor {self.tensor}, stages {self.stages}"
@@ -94,18 +101,29 @@ class Strategy:
 
 
 def demand_of(strategy: Strategy, batch: Batch) -> tuple[int, int, bool]:
-    """What memory rises with: samples at a time, and what expert and sequence parallelism do not share."""
+    """Return quantities that the memory increases with: micro-batch size, and less expert or sequence parallelism."""
     return batch.size, -strategy.experts, not strategy.has_sequence
 
 
-def needs_more(one: tuple[Strategy, Batch], other: tuple[Strategy, Batch]) -> bool:
-    """Where nothing fits the other, nothing fits this: the same split, with no less in anything that memory rises with.
+def needs_more(candidate: tuple[Strategy, Batch], infeasible: tuple[Strategy, Batch]) -> bool:
+    """Return whether a candidate needs at least the memory of one for which no plan fits, so that none fits it either.
 
-    A single micro-batch may need less than several smaller ones, as it has no sums of gradients.
+    That is so for the same strategy if no quantity of `demand_of` is smaller. A single micro-batch may need less than
+    several smaller ones, because it accumulates no gradients.
     """
-    is_more = all(own >= least for own, least in zip(demand_of(*one), demand_of(*other), strict=True))
-    alike = replace(one[0], experts=other[0].experts, has_sequence=other[0].has_sequence) == other[0]
-    return one != other and is_more and alike and (one[1].count > 1 or one[1] == other[1])
+    is_more = all(
+        demand >= infeasible_demand
+        for demand, infeasible_demand in zip(demand_of(*candidate), demand_of(*infeasible), strict=True)
+    )
+    is_same_split = (
+        replace(candidate[0], experts=infeasible[0].experts, has_sequence=infeasible[0].has_sequence) == infeasible[0]
+    )
+    return (
+        candidate != infeasible
+        and is_more
+        and is_same_split
+        and (candidate[1].count > 1 or candidate[1] == infeasible[1])
+    )
 
 
 @dataclass(frozen=True)
@@ -113,16 +131,16 @@ class StrategyLimits:
     """Limits of strategies.
 
     Attributes:
-        own: of the configuration.
-        context: ranks that share a sequence; stays.
-        num_samples: of a step, all data parallel ranks together; stays.
-        sizes: samples of a micro-batch that come into question; None for all.
-        counts: micro-batches of a step, likewise.
-        num_layers: of the model.
-        num_chunks: of a stage.
-        divisible: numbers that tensor parallel cuts: attention heads, heads of keys and values, words.
-        num_experts: routed experts of a layer; 0 without.
-        max_tensor: cards of a node, which tensor parallel does not leave.
+        own: strategy of the configuration.
+        context: context parallel size; unchanged.
+        num_samples: global batch size; unchanged.
+        sizes: allowed micro-batch sizes; None for all.
+        counts: allowed numbers of micro-batches; None for all.
+        num_layers: layers of the model.
+        num_chunks: virtual chunks of a stage.
+        divisible: numbers that the tensor parallel size must divide: attention heads, key-value heads, vocabulary.
+        num_experts: routed experts of a layer; 0 for a dense model.
+        max_tensor: largest tensor parallel size: the cards of a node.
     """
 
     own: Strategy
@@ -138,25 +156,34 @@ class StrategyLimits:
 
 
 def list_strategies(cards: int, limits: StrategyLimits) -> tuple[tuple[Strategy, Batch], ...]:
-    """Strategies and batches to plan for: that of the configuration first, then those that cut layers and steps least.
+    """Return the strategies and batches to plan for: that of the configuration first, then by least model parallelism.
 
     Raises:
-        PlanError: there is none, with the nearest numbers of cards that have some.
+        PlanError: if there is none; it names the nearest numbers of cards that have some.
     """
-    found = tuple(_strategies(cards, limits))
-    if found:
-        return tuple(sorted(found, key=lambda one: _rank(one, limits.own)))
-    near = [at for at in _by_distance(cards) if next(_strategies(at, limits), None) is not None][:2]
-    allowed = ", ".join(map(str, sorted(near))) or "none near"
+    candidates = tuple(_strategies(cards, limits))
+    if candidates:
+        return tuple(sorted(candidates, key=lambda candidate: _rank(candidate, limits.own)))
+    nearest = [
+        num_cards for num_cards in _by_distance(cards) if next(_strategies(num_cards, limits), None) is not None
+    ][:2]
+    allowed = ", ".join(map(str, sorted(nearest))) or "none near"
     raise PlanError(
         f"--cards {cards}: no strategy spreads {limits.num_samples} samples a step and {limits.num_layers} layers over "
         f"them as MindFormers takes it\n    allowed: nearest: {allowed}\n    fix:     one of these, or another batch"
     )
 
 
-def _rank(one: tuple[Strategy, Batch], own: Strategy) -> tuple[object, ...]:
-    strategy, batch = one
-    return strategy != own, strategy.tensor * strategy.stages, strategy.tensor, strategy.has_sequence, strategy, batch
+def _rank(candidate: tuple[Strategy, Batch], configured: Strategy) -> tuple[object, ...]:
+    strategy, batch = candidate
+    return (
+        strategy != configured,
+        strategy.tensor * strategy.stages,
+        strategy.tensor,
+        strategy.has_sequence,
+        strategy,
+        batch,
+    )
 
 
 def _by_distance(cards: int) -> Iterator[int]:
@@ -167,7 +194,7 @@ def _by_distance(cards: int) -> Iterator[int]:
 
 
 def _strategies(cards: int, limits: StrategyLimits) -> Iterator[tuple[Strategy, Batch]]:
-    """Everything that MindFormers takes, in any order."""
+    """Yield all strategies that MindFormers accepts."""
     if cards % limits.context:
         return
     ranks = cards // limits.context
@@ -181,21 +208,21 @@ def _strategies(cards: int, limits: StrategyLimits) -> Iterator[tuple[Strategy, 
             for experts in _experts(data * tensor, limits):
                 for has_sequence in (False, True) if tensor > 1 else (False,):
                     if experts > 1 and tensor > 1 and not has_sequence:
-                        continue  # MindFormers asks for it
+                        continue  # MindFormers requires sequence parallel for expert with tensor parallel
                     for batch in _batches(data, stages, limits):
                         yield Strategy(data, tensor, stages, experts, has_sequence), batch
 
 
 def _has_layers(stages: int, limits: StrategyLimits) -> bool:
     if stages == limits.own.stages:
-        return True  # with the offset of the configuration
+        return True  # the configuration's offset distributes the layers
     if limits.num_chunks > 1 and stages == 1:
         return False
     return limits.num_layers >= stages * limits.num_chunks
 
 
 def _experts(ranks: int, limits: StrategyLimits) -> Iterator[int]:
-    """MindFormers takes numbers that divide the ranks of a stage (modules/transformer/moev3.py)."""
+    """Yield the expert parallel sizes: divisors of the ranks of a stage (modules/transformer/moev3.py)."""
     yield 1
     for number in _divisors(ranks):
         if number > 1 and limits.num_experts and limits.num_experts % number == 0:
@@ -203,17 +230,17 @@ def _experts(ranks: int, limits: StrategyLimits) -> Iterator[int]:
 
 
 def _batches(data: int, stages: int, limits: StrategyLimits) -> Iterator[Batch]:
-    """A pipeline needs a micro-batch for each stage at least."""
+    """Yield the batches of a data parallel rank; a pipeline needs at least one micro-batch for each stage."""
     if limits.num_samples % data:
         return
     samples = limits.num_samples // data
     for size in _divisors(samples):
         batch = Batch(size, samples // size)
-        is_asked = limits.sizes is None or size in limits.sizes
-        is_asked = is_asked and (limits.counts is None or batch.count in limits.counts)
-        if is_asked and (stages == 1 or batch.count >= stages):
+        is_requested = limits.sizes is None or size in limits.sizes
+        is_requested = is_requested and (limits.counts is None or batch.count in limits.counts)
+        if is_requested and (stages == 1 or batch.count >= stages):
             yield batch
 
 
 def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(one for one in range(1, number + 1) if number % one == 0)
+    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)

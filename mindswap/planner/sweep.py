@@ -1,4 +1,4 @@
-"""Plans for many budgets: the curve of step time against memory, and where no policy can be."""
+"""Plans for many budgets: step time over memory, and the lower bound of it."""
 
 import math
 from collections.abc import Iterator
@@ -10,22 +10,22 @@ from mindswap.planner.problem import Plan, PlanProblem
 from mindswap.planner.solver.search import Progress
 from mindswap.policy.coverage import KEEP_ALL
 
-# Plans to make, most where the step time changes most with memory; some more where a common setting would lie below.
+# Number of plans, most of them where the step time changes most with memory; a few more at the peaks of baselines.
 NUM_BUDGETS = 12
 NUM_BOUNDS = 48
 
 
 def sweep_budgets(planner: Planner, problem: PlanProblem, progress: Progress = lambda: None) -> list[Plan]:
-    """Plans from the least memory to that of keeping everything; each is better than the others in time or memory.
+    """Return the Pareto-optimal plans from minimum memory to the memory of keeping everything.
 
     Args:
-        planner: of the model.
-        problem: all but the budget counts.
-        progress: called after each simulation; may raise `Stop`, and the plans so far are given.
+        planner: planner of the model.
+        problem: problem; its budget is ignored.
+        progress: called after each simulation; may raise `Stop`, then the plans so far are returned.
     """
-    least = planner.plan(replace(problem, budget_bytes=0), progress=progress)
+    min_memory_plan = planner.plan(replace(problem, budget_bytes=0), progress=progress)
     plans: list[Plan] = []
-    for budget in _budgets(plans, least):
+    for budget in _budgets(plans, min_memory_plan):
         plan = planner.plan(replace(problem, budget_bytes=budget), progress=progress)
         if plan.fits:
             plans.append(plan)
@@ -35,34 +35,34 @@ def sweep_budgets(planner: Planner, problem: PlanProblem, progress: Progress = l
     for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.step_time_ns)):
         if not front or plan.step_time_ns < front[-1].step_time_ns:
             front.append(plan)
-    return front or [least]
+    return front or [min_memory_plan]
 
 
 def bound_curve(planner: Planner, problem: PlanProblem, plans: list[Plan]) -> list[tuple[int, int]]:
-    """Budgets from the least with which any policy could do to that of keeping everything, and the bounds for them.
+    """Compute lower bounds for budgets from the minimum of any policy to the memory of keeping everything.
 
     Args:
-        planner: of the model.
-        problem: all but the budget counts.
-        plans: at least one, for the same problem.
+        planner: planner of the model.
+        problem: problem; its budget is ignored.
+        plans: at least one plan for the same problem.
 
     Returns:
-        (bytes, least step time in ns), least memory first.
+        (budget in bytes, lower bound of the step time in ns), by increasing budget.
     """
     low, high = plans[0].least_budget_bytes, _keep_bytes(plans[0])
-    found = []
+    points = []
     for step in range(NUM_BOUNDS):
-        budget = low + (high - low) * step**2 // (NUM_BOUNDS - 1) ** 2  # it is steepest at the low end
+        budget = low + (high - low) * step**2 // (NUM_BOUNDS - 1) ** 2  # denser at the low end, where it is steepest
         bound_ns = planner.bound_ns(replace(problem, budget_bytes=budget))
         if bound_ns is not None:
-            found.append((budget, bound_ns))
-    return found
+            points.append((budget, bound_ns))
+    return points
 
 
-def _budgets(plans: list[Plan], least: Plan) -> Iterator[int]:
-    """Both ends, then the middle of the gap in which most is open; `plans` grows meanwhile."""
-    yield least.smallest_budget_bytes
-    yield _keep_bytes(least)
+def _budgets(plans: list[Plan], min_memory_plan: Plan) -> Iterator[int]:
+    """Yield both ends, then the middle of the largest gap; the caller appends each plan to `plans`."""
+    yield min_memory_plan.smallest_budget_bytes
+    yield _keep_bytes(min_memory_plan)
     tried: set[int] = set()
     for _ in range(NUM_BUDGETS - 2):
         gaps = [gap for gap in _gaps(plans) if gap[1] not in tried]
@@ -71,13 +71,13 @@ def _budgets(plans: list[Plan], least: Plan) -> Iterator[int]:
         _, middle = max(gaps)
         tried.add(middle)
         yield middle
-    for one in least.compared:
-        if all(plan.peak_bytes > one.peak_bytes or plan.step_time_ns > one.step_time_ns for plan in plans):
-            yield one.peak_bytes
+    for policy in min_memory_plan.compared:
+        if all(plan.peak_bytes > policy.peak_bytes or plan.step_time_ns > policy.step_time_ns for plan in plans):
+            yield policy.peak_bytes
 
 
 def _gaps(plans: list[Plan]) -> Iterator[tuple[float, int]]:
-    """Between plans that are neighbours: what is open at most, memory times ratio of step times; the middle."""
+    """Yield, for neighbouring plans, the size of the gap (memory times log ratio of step times) and its middle."""
     for before, after in pairwise(sorted(plans, key=lambda plan: plan.budget_bytes)):
         low, high = before.budget_bytes, after.peak_bytes
         if high - low > 1 and after.step_time_ns < before.step_time_ns:
@@ -85,4 +85,4 @@ def _gaps(plans: list[Plan]) -> Iterator[tuple[float, int]]:
 
 
 def _keep_bytes(plan: Plan) -> int:
-    return next(one.peak_bytes for one in plan.compared if one.baseline == KEEP_ALL)
+    return next(policy.peak_bytes for policy in plan.compared if policy.baseline == KEEP_ALL)

@@ -1,4 +1,4 @@
-"""A plan in the user's own YAML: the four interfaces and recompute in layer indices, few entries, a comment."""
+"""Write a plan into the user's YAML: swap and recompute settings in layer indices, in few entries, with a comment."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -12,47 +12,50 @@ from mindswap.policy.equivalence import policy_sections
 from mindswap.policy.model import ENTRY_FIELDS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.units import format_bytes, format_time
 
-# More names than this in one part of a pattern are hard to read.
+# Limit of alternatives in one part of a pattern, for readability.
 MAX_ALTERNATIVES = 4
 
 
 def write_plan(text: str, document: Document, plan: Plan, num_layers: int, device_title: str) -> str:
-    """The configuration with the policy of a plan and its budget as `mindswap.memory`, everything else as it was.
+    """Return the configuration with the policy of a plan, and its budget as `mindswap.memory`; the rest is unchanged.
 
-    Whoever reads the file then, `simulate`, `check` or another `plan`, judges it by that budget.
+    `simulate`, `check` and `plan` then compare the file with that budget.
 
     Args:
-        text: the YAML.
-        document: what it says.
-        plan: with a policy that `compact_policy` has seen.
+        text: YAML text.
+        document: parsed text.
+        plan: plan with a policy from `compact_policy`.
         num_layers: layers of the model.
-        device_title: for which the plan was made.
+        device_title: device of the plan.
 
     Raises:
-        PolicyError: the text cannot be changed the way it is written.
+        PolicyError: if the way the text is written does not allow the edit.
     """
     data = document.data()
     sections = policy_sections(written_policy(plan.policy), data, num_layers)
-    own = {**(sections.get("mindswap") or data.get("mindswap") or {}), "memory": _size_text(plan.budget_bytes)}
-    for name, value in (sections | {"mindswap": own}).items():
+    mindswap_section = {
+        **(sections.get("mindswap") or data.get("mindswap") or {}),
+        "memory": _size_text(plan.budget_bytes),
+    }
+    for name, value in (sections | {"mindswap": mindswap_section}).items():
         comment = plan_comment(plan, device_title) if name == "swap_config" else None
         text = rewrite_section(text, name, value, comment, document.file)
     return text
 
 
 def written_policy(policy: Policy) -> Policy:
-    """The policy as a configuration has it: one that keeps every activation needs no swap, and is `swap: False`."""
+    """Return the policy to write: one that keeps every activation is written as `swap: False`."""
     changes_nothing = not any(getattr(policy, name) for name in ENTRY_FIELDS) and not policy.layer_recompute
     return Policy(is_swap_enabled=False) if changes_nothing else policy
 
 
 def _size_text(size_bytes: int) -> str:
-    """A size as `mindswap.memory` takes it; rounded up, so that a plan for it fits."""
+    """Format a size for `mindswap.memory`; rounded up, so that the plan fits."""
     return f"{size_bytes // 2**30}GiB" if size_bytes % 2**30 == 0 else f"{-(-size_bytes // 2**20)}MiB"
 
 
 def plan_comment(plan: Plan, device_title: str) -> str:
-    """Comment above a section with a plan."""
+    """Return the comment above the section of a plan."""
     slower = f"{100 * plan.slowdown:.1f} % over keeping every activation"
     return (
         f"plan for {format_bytes(plan.budget_bytes)} per card on {device_title}\n"
@@ -60,29 +63,31 @@ def plan_comment(plan: Plan, device_title: str) -> str:
     )
 
 
-def compact_policy(policy: Policy, layers: Sequence[CellNode]) -> Policy:
-    r"""The same policy in fewer entries: operators that share layers and distance and differ in one name are one.
+def compact_policy(policy: Policy, layer_trees: Sequence[CellNode]) -> Policy:
+    r"""Merge entries with the same layers and distance whose patterns differ in one part.
 
-    `attention\.wq\.cast` and `attention\.wk\.cast` become `attention\.w[qk]\.cast`, if that names nothing else.
+    `attention\.wq\.cast` and `attention\.wk\.cast` become `attention\.w[qk]\.cast`, if that matches nothing else.
 
     Args:
-        policy: with one operator per pattern.
-        layers: tree of each kind of layer.
+        policy: policy with one operator per pattern.
+        layer_trees: tree of each kind of layer.
     """
     if policy.default_prefetch is not None:
         return policy  # the default strategy has entries of its own, and their order
     swaps: dict[tuple[Layers, int], list[str]] = {}
     for entry in policy.op_swap:
         swaps.setdefault((entry.layers, entry.prefetch), []).append(entry.pattern)
-    again: dict[Layers, list[str]] = {}
+    recomputed: dict[Layers, list[str]] = {}
     for recompute in policy.select_recompute:
-        again.setdefault(recompute.layers, []).append(recompute.pattern)
+        recomputed.setdefault(recompute.layers, []).append(recompute.pattern)
 
     def names(pattern: str) -> frozenset[tuple[int, tuple[str, ...]]]:
-        return frozenset((i, match.path) for i, tree in enumerate(layers) for match in match_pattern(pattern, tree))
+        return frozenset(
+            (i, match.path) for i, tree in enumerate(layer_trees) for match in match_pattern(pattern, tree)
+        )
 
-    op_swap = [OpSwap(p, where, d) for (where, d), patterns in swaps.items() for p in _merge(patterns, names)]
-    select = [OpRecompute(p, where) for where, patterns in again.items() for p in _merge(patterns, names)]
+    op_swap = [OpSwap(p, layers, d) for (layers, d), patterns in swaps.items() for p in _merge(patterns, names)]
+    select = [OpRecompute(p, layers) for layers, patterns in recomputed.items() for p in _merge(patterns, names)]
     return replace(
         policy,
         op_swap=tuple(sorted(op_swap, key=lambda entry: (entry.pattern, entry.prefetch))),
@@ -91,16 +96,16 @@ def compact_policy(policy: Policy, layers: Sequence[CellNode]) -> Policy:
 
 
 def _merge(patterns: Iterable[str], names: Callable[[str], frozenset[object]]) -> list[str]:
-    """The patterns with those joined that differ in one part."""
-    left = sorted(patterns)
-    for position in range(max((len(split_pattern(pattern)) for pattern in left), default=0)):
+    """Join patterns that differ in one part."""
+    merged = sorted(patterns)
+    for position in range(max((len(split_pattern(pattern)) for pattern in merged), default=0)):
         groups: dict[tuple[object, ...], list[str]] = {}
-        for pattern in left:
+        for pattern in merged:
             parts = split_pattern(pattern)
-            rest = (*parts[:position], None, *parts[position + 1 :]) if position < len(parts) else (pattern,)
-            groups.setdefault((position < len(parts), *rest), []).append(pattern)
-        left = sorted(joined for group in groups.values() for joined in _join(group, position, names))
-    return left
+            key = (*parts[:position], None, *parts[position + 1 :]) if position < len(parts) else (pattern,)
+            groups.setdefault((position < len(parts), *key), []).append(pattern)
+        merged = sorted(joined for group in groups.values() for joined in _join(group, position, names))
+    return merged
 
 
 def _join(patterns: list[str], position: int, names: Callable[[str], frozenset[object]]) -> list[str]:
@@ -111,12 +116,12 @@ def _join(patterns: list[str], position: int, names: Callable[[str], frozenset[o
         return patterns
     first = split_pattern(patterns[0])
     joined = SEPARATOR.join((*first[:position], _alternatives(parts), *first[position + 1 :]))
-    wanted = frozenset().union(*map(names, patterns))
-    return [joined] if names(joined) == wanted else patterns
+    matched = frozenset().union(*map(names, patterns))
+    return [joined] if names(joined) == matched else patterns
 
 
 def _alternatives(parts: Sequence[str]) -> str:
-    """`w[qk]` where they differ in one character, else `(mul|silu)`."""
+    """Return `w[qk]` if the parts differ in one character, else `(mul|silu)`."""
     if len({len(part) for part in parts}) == 1:
         differing = [i for i in range(len(parts[0])) if len({part[i] for part in parts}) > 1]
         letters = [part[differing[0]] for part in parts] if len(differing) == 1 else []

@@ -12,10 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Label
-from mindswap.graph.analysis.work import Work
-from mindswap.graph.model import TensorType
-from mindswap.graph.passes.interleaved_halves import RING, RingKernel, Round
-from mindswap.simulator.program import NO_OP, MemoryKind, OpKind
+from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Table
 
 
 @dataclass(frozen=True)
@@ -32,9 +29,9 @@ class Role:
 class Source(Enum):
     """Producer of a tensor that a block reads and does not produce."""
 
-    PREVIOUS = "the block before it in forward order"
-    NEXT = "the block behind it in forward order"
-    SHARED = "made before the layers, read by all of them"
+    PREVIOUS = "the previous block in forward order"
+    NEXT = "the next block in forward order"
+    SHARED = "the block before the layers; all layers read the tensor"
 
 
 @dataclass(frozen=True)
@@ -47,9 +44,8 @@ class BlockOp:
     # position in the same pass of the operator on the other stream that this one waits for; `NO_OP` for none
     wait_op: int = NO_OP
     op: str = ""  # name of the primitive
-    wait_per_step: int = (
-        NO_OP  # position in `Block.per_step_operators` of the operator that this one waits for; `NO_OP` for none
-    )
+    # position in `Block.per_step_operators` of the operator that this one waits for; `NO_OP` for none
+    wait_per_step: int = NO_OP
     # it computes weight gradients only, so a schedule may run it separately from the rest of backward
     is_weight: bool = False
     # durations of the sequence pieces in ns, if they differ; then `duration_ns` is their mean
@@ -100,96 +96,66 @@ class Read:
     uses: Consumers
 
 
-# Ring attention as operators of a block: the next keys and values are exchanged during attention over the current ones.
+@dataclass(frozen=True, eq=False)
+class OpColumns(Table):
+    """Operators of a segment in one pass, in execution order; shape (num_ops,) unless stated otherwise."""
+
+    kind: np.ndarray  # int8, `OpKind`
+    duration_ns: np.ndarray  # int64
+    # int64, shape (num_ops, num_pieces): durations of the sequence pieces, or one column if all are equal
+    piece_ns: np.ndarray
+    wait_op: np.ndarray  # int64, as `BlockOp.wait_op`
+    wait_per_step: np.ndarray  # int64, as `BlockOp.wait_per_step`
+    is_weight: np.ndarray  # bool
+    label: np.ndarray  # int32, index into `BlockArrays.labels`
 
 
-def ring_ops(
-    op: BlockOp, rounds: Sequence[Round], begin: int, time_ns: Callable[[Work, str], int], exchange_ns: int
-) -> list[BlockOp]:
-    """Expand one attention operator into the rounds of ring attention.
+@dataclass(frozen=True, eq=False)
+class TensorColumns(Table):
+    """Tensors that a segment produces: fields of `BlockTensor`, shape (num_tensors,) unless stated otherwise."""
 
-        compute   concat | attention 0 | split, concat | attention 1 ... | split | attention n - 1, join
-        links            | exchange 0        |         | exchange 1 ...    |
+    size_bytes: np.ndarray  # int64
+    is_forward: np.ndarray  # bool
+    producer_op_index: np.ndarray  # int64
+    uses: np.ndarray  # int64, shape (num_fields of `Consumers`, num_tensors)
+    kind: np.ndarray  # int8, `MemoryKind` if the tensor is not saved for backward
+    label: np.ndarray  # int32, index into `BlockArrays.labels`
+    prefetch: np.ndarray  # int64
+    num_copies: np.ndarray  # int64
+    is_resident: np.ndarray  # bool
+    is_optimizer_input: np.ndarray  # bool
+    is_live_from_start: np.ndarray  # bool
+    is_live_from_later_starts: np.ndarray  # bool
 
-    Args:
-        op: attention as one operator.
-        rounds: rounds from `list_rounds`.
-        begin: position of the first returned operator in the pass.
-        time_ns: (work, primitive) -> duration of a kernel in ns.
-        exchange_ns: duration of one exchange in ns.
-
-    Returns:
-        Operators in execution order.
-    """
-    ops: list[BlockOp] = []
-    wait_op = op.wait_op
-
-    def compute(duration_ns: int, wait: int) -> None:
-        ops.append(replace(op, duration_ns=duration_ns, wait_op=wait))
-
-    for one in rounds:
-        if one.before:
-            compute(_kernels_ns(one.before, time_ns), wait_op)
-            wait_op = NO_OP
-        for _ in range(one.num_ring_exchanges):
-            ops.append(BlockOp(f"{op.label} {RING}", OpKind.COLLECTIVE, exchange_ns, begin + len(ops) - 1, RING))
-        attention_ns = time_ns(Work(one.flops, 0, 0), op.op)
-        compute(attention_ns + _kernels_ns(one.after, time_ns), wait_op)
-        # The next round reads the keys and values that this exchange receives.
-        sent = [at for at, entry in enumerate(ops) if entry.kind is OpKind.COLLECTIVE]
-        wait_op = begin + sent[-1] if sent else NO_OP
-    return ops
-
-
-def ring_buffers(operands: Sequence[TensorType], is_forward: bool) -> int:
-    """Return the workspace of ring attention in bytes, without operands and results.
-
-    Forward: current and incoming keys and values, and the result of one round. Backward: in addition their gradients,
-    and in place of the result the query gradient of one round.
-
-    Args:
-        operands: types of query, key and value.
-        is_forward: whether attention runs in forward.
-    """
-    query, pair = operands[0].size_bytes, operands[1].size_bytes + operands[2].size_bytes
-    return (2 if is_forward else 4) * pair + query
-
-
-def _kernels_ns(kernels: Sequence[RingKernel], time_ns: Callable[[Work, str], int]) -> int:
-    return sum(time_ns(Work(0, kernel.moved_bytes, 0), kernel.op) for kernel in kernels)
-
-
-# Columns that are read from attributes of `BlockOp` and `BlockTensor`, with their dtypes.
-OP_TYPES = {"duration_ns": np.int64, "kind": np.int8, "wait_op": np.int64, "wait_per_step": np.int64, "is_weight": bool}
-TENSOR_TYPES = {
-    **dict.fromkeys(("size_bytes", "producer_op_index", "prefetch", "num_copies"), np.int64),
-    **dict.fromkeys(
-        ("is_forward", "is_resident", "is_optimizer_input", "is_live_from_start", "is_live_from_later_starts"), bool
-    ),
-}
-
-
-# Marks a tensor that keeps its `prefetch`, `num_copies` and `is_resident`.
-UNCHANGED = (-1, 0, False)
-
-# Arrays by name. Operators of a pass, shape (num_ops,): `OP_TYPES`; `label`; `piece_ns`, the durations of the sequence
-# pieces, shape (num_ops, num_pieces), with one piece if all have the same durations. Tensors, shape (num_tensors,):
-# `TENSOR_TYPES`; `label`; `kind`, the `MemoryKind` of a tensor that is not saved for backward; `uses`, shape
-# (num_fields of `Consumers`, num_tensors). Positions are relative to the pass, labels index `BlockArrays.labels`.
-Columns = dict[str, np.ndarray]
+    @property
+    def first_backward(self) -> np.ndarray:
+        """First use of each tensor in backward: int64, shape (num_tensors,); `NO_OP` for none."""
+        return self.uses[Consumers._fields.index("first_backward")]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockArrays:
     """Operators and tensors of a block as arrays; its reads of other blocks are not included."""
 
-    forward: Columns  # operators of each micro-batch
-    backward: Columns  # operators of each micro-batch
-    per_step_operators: Columns  # operators that run once, before forward of the first micro-batch
-    own: Columns  # tensors of each micro-batch that only this block reads
-    shared: Columns  # tensors of all micro-batches (`is_per_step`) that only this block reads
-    boundary_tensors: tuple[BlockTensor, ...]  # boundary tensors: other blocks read them too
+    forward: OpColumns  # operators of each micro-batch
+    backward: OpColumns  # operators of each micro-batch
+    per_step_operators: OpColumns  # operators that run once, before forward of the first micro-batch
+    own: TensorColumns  # tensors of each micro-batch that only this block reads
+    shared: TensorColumns  # tensors of all micro-batches (`is_per_step`) that only this block reads
+    boundary_tensors: tuple[BlockTensor, ...]  # tensors that other blocks read, too
     labels: tuple[Label, ...]  # labels by number
+
+
+class CopySetting(NamedTuple):
+    """How a tensor is copied to the host: fields of `BlockTensor`."""
+
+    prefetch: int
+    num_copies: int
+    is_resident: bool
+
+
+# Marks a tensor whose copies are unchanged.
+UNCHANGED = CopySetting(-1, 0, False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,23 +178,25 @@ class Block:
         arrays = known_arrays or make_arrays(self.forward, self.backward, self.per_step_operators, self.tensors)
         object.__setattr__(self, "arrays", arrays)
 
-    def with_copies(self, copies: Mapping[Label, tuple[int, int, bool]]) -> "Block":
+    def with_copies(self, copies: Mapping[Label, CopySetting]) -> "Block":
         """Return a block in which some tensors are swapped; operators and other tensors are unchanged.
 
         The arrays are updated and not rebuilt, because a planner calls this thousands of times.
 
         Args:
-            copies: label of a tensor -> its `prefetch`, `num_copies` and `is_resident` (see `BlockTensor`).
+            copies: label of a tensor -> its copies.
         """
-        arrays = self.arrays
-        by_label = np.array([copies.get(label, UNCHANGED) for label in arrays.labels], np.int64).reshape(-1, 3)
-        columns = by_label[arrays.own["label"]].T
-        is_copied = columns[0] != UNCHANGED[0]
-        changed = {
-            name: np.where(is_copied, column, arrays.own[name]).astype(TENSOR_TYPES[name])
-            for name, column in zip(("prefetch", "num_copies", "is_resident"), columns, strict=True)
-        }
-        return self._with_tensors(tuple(_with_copy(tensor, copies) for tensor in self.tensors), arrays.own | changed)
+        own, labels = self.arrays.own, self.arrays.labels
+        by_label = np.array([copies.get(label, UNCHANGED) for label in labels], np.int64).reshape(-1, len(UNCHANGED))
+        prefetch, num_copies, is_resident = by_label[own.label].T
+        is_changed = prefetch != UNCHANGED.prefetch
+        columns = replace(
+            own,
+            prefetch=np.where(is_changed, prefetch, own.prefetch),
+            num_copies=np.where(is_changed, num_copies, own.num_copies),
+            is_resident=np.where(is_changed, is_resident, own.is_resident).astype(bool),
+        )
+        return self._with_tensors(tuple(_with_copy(tensor, copies) for tensor in self.tensors), columns)
 
     def with_distances(self, distances: Mapping[int, int]) -> "Block":
         """Return a block with other prefetch distances.
@@ -243,20 +211,19 @@ class Block:
             replace(tensor, prefetch=int(table[tensor.prefetch])) if tensor.prefetch in distances else tensor
             for tensor in self.tensors
         )
-        return self._with_tensors(tensors, self.arrays.own | {"prefetch": table[self.arrays.own["prefetch"]]})
+        return self._with_tensors(tensors, replace(self.arrays.own, prefetch=table[self.arrays.own.prefetch]))
 
-    def _with_tensors(self, tensors: tuple[BlockTensor, ...], own: Columns) -> "Block":
+    def _with_tensors(self, tensors: tuple[BlockTensor, ...], own: TensorColumns) -> "Block":
         """Return a block with these tensors; `own` has the columns of those that no other block reads."""
         boundary_tensors = tuple(tensor for tensor in tensors if tensor.role is not None)
-        known = replace(self.arrays, own=own, boundary_tensors=boundary_tensors)
-        return Block(self.forward, self.backward, tensors, self.reads, self.per_step_operators, known)
+        arrays = replace(self.arrays, own=own, boundary_tensors=boundary_tensors)
+        return Block(self.forward, self.backward, tensors, self.reads, self.per_step_operators, arrays)
 
 
-def _with_copy(tensor: BlockTensor, copies: Mapping[Label, tuple[int, int, bool]]) -> BlockTensor:
+def _with_copy(tensor: BlockTensor, copies: Mapping[Label, CopySetting]) -> BlockTensor:
     if tensor.label not in copies or (tensor.is_per_step and tensor.role is None):
         return tensor
-    prefetch, num_copies, is_resident = copies[tensor.label]
-    return replace(tensor, prefetch=prefetch, num_copies=num_copies, is_resident=is_resident)
+    return replace(tensor, **copies[tensor.label]._asdict())
 
 
 def make_arrays(
@@ -284,36 +251,47 @@ def make_arrays(
     for tensor in boundary_tensors:
         label_of(tensor.label)
     return BlockArrays(
-        forward=_pass_arrays(forward, label_of),
-        backward=_pass_arrays(backward, label_of),
-        per_step_operators=_pass_arrays(per_step_operators, label_of),
-        own=tensor_arrays(own, label_of),
-        shared=tensor_arrays(shared, label_of),
+        forward=op_columns(forward, label_of),
+        backward=op_columns(backward, label_of),
+        per_step_operators=op_columns(per_step_operators, label_of),
+        own=tensor_columns(own, label_of),
+        shared=tensor_columns(shared, label_of),
         boundary_tensors=boundary_tensors,
         labels=tuple(labels),
     )
 
 
-def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> Columns:
+def op_columns(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> OpColumns:
+    """Build the columns of operators; `label_of` returns the number of a label."""
     num_pieces = max((len(op.piece_ns) for op in ops), default=1) or 1
     piece_ns = [op.piece_ns or (op.duration_ns,) * num_pieces for op in ops]
-    return _columns(ops, OP_TYPES, label_of) | {"piece_ns": np.array(piece_ns, np.int64).reshape(len(ops), num_pieces)}
+    return OpColumns(
+        kind=np.array([op.kind for op in ops], np.int8),
+        duration_ns=np.array([op.duration_ns for op in ops], np.int64),
+        piece_ns=np.array(piece_ns, np.int64).reshape(len(ops), num_pieces),
+        wait_op=np.array([op.wait_op for op in ops], np.int64),
+        wait_per_step=np.array([op.wait_per_step for op in ops], np.int64),
+        is_weight=np.array([op.is_weight for op in ops], bool),
+        label=np.array([label_of(op.label) for op in ops], np.int32),
+    )
 
 
-def tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[Label], int]) -> Columns:
+def tensor_columns(tensors: Sequence[BlockTensor], label_of: Callable[[Label], int]) -> TensorColumns:
     """Build the columns of tensors of a block; `label_of` returns the number of a label."""
-    return _columns(tensors, TENSOR_TYPES, label_of) | {
-        "kind": np.array([_kind(t) for t in tensors], np.int8),
-        "uses": use_rows([t.uses for t in tensors]),
-    }
-
-
-def _columns(
-    rows: Sequence[BlockOp | BlockTensor], types: Mapping[str, type], label_of: Callable[[Label], int]
-) -> Columns:
-    """Build one array for each of these attributes, and one of label numbers."""
-    columns: Columns = {name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in types.items()}
-    return {"label": np.array([label_of(row.label) for row in rows], np.int32)} | columns
+    return TensorColumns(
+        size_bytes=np.array([tensor.size_bytes for tensor in tensors], np.int64),
+        is_forward=np.array([tensor.is_forward for tensor in tensors], bool),
+        producer_op_index=np.array([tensor.producer_op_index for tensor in tensors], np.int64),
+        uses=use_rows([tensor.uses for tensor in tensors]),
+        kind=np.array([_kind(tensor) for tensor in tensors], np.int8),
+        label=np.array([label_of(tensor.label) for tensor in tensors], np.int32),
+        prefetch=np.array([tensor.prefetch for tensor in tensors], np.int64),
+        num_copies=np.array([tensor.num_copies for tensor in tensors], np.int64),
+        is_resident=np.array([tensor.is_resident for tensor in tensors], bool),
+        is_optimizer_input=np.array([tensor.is_optimizer_input for tensor in tensors], bool),
+        is_live_from_start=np.array([tensor.is_live_from_start for tensor in tensors], bool),
+        is_live_from_later_starts=np.array([tensor.is_live_from_later_starts for tensor in tensors], bool),
+    )
 
 
 def use_rows(uses: Sequence[Consumers]) -> np.ndarray:

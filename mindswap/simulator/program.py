@@ -5,7 +5,7 @@ them from captured layers; tests write them by hand.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import TypeVar
 
@@ -15,6 +15,16 @@ from mindswap.graph.analysis.saved_tensors import Label
 
 NO_OP = -1  # "no operator" in an array of operator positions
 ONE_WAY = -1  # number of copies of a tensor that is offloaded once and never prefetched
+
+
+def copy_reference(copies: np.ndarray) -> np.ndarray:
+    """Encode positions of copies for `Intervals`: negative, to tell them from positions of operators."""
+    return ~copies
+
+
+def copy_position(references: np.ndarray) -> np.ndarray:
+    """Decode `copy_reference`; 0 where a value is the position of an operator."""
+    return ~np.minimum(references, -1)
 
 
 class OpKind(IntEnum):
@@ -52,7 +62,7 @@ T = TypeVar("T", bound="Table")
 
 
 class Table:
-    """Base of tables: all fields are arrays of the same length."""
+    """Base of tables: all fields are arrays of the same length, or None if a table has no such column."""
 
     def __len__(self) -> int:
         return len(next(iter(vars(self).values())))
@@ -63,7 +73,14 @@ class Table:
         Args:
             which: boolean mask or positions.
         """
-        return type(self)(**{name: column[which] for name, column in vars(self).items()})
+        columns = {name: None if column is None else column[which] for name, column in vars(self).items()}
+        return type(self)(**columns)
+
+
+def join(tables: Sequence[T]) -> T:
+    """Concatenate tables of the same type."""
+    names = [column.name for column in fields(tables[0])]  # type: ignore[arg-type]
+    return type(tables[0])(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +134,9 @@ class Intervals(Table):
     """
 
     size_bytes: np.ndarray  # int64
-    # int64; operator position: allocated when the operator starts; `~c` (negative): when the prefetch of copy c starts
+    # int64; an operator: allocated when it starts; a copy (`copy_reference`): when its prefetch starts
     begin: np.ndarray
-    # int64; operator position: freed when the operator has ended; `~c`: when the device memory of copy c is released
+    # int64; an operator: freed when it has ended; a copy (`copy_reference`): when its device memory is released
     end: np.ndarray
     kind: np.ndarray  # int8, `MemoryKind`
     label: np.ndarray  # int32, index into `Program.labels`: the producer

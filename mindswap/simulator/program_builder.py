@@ -3,26 +3,20 @@
 Positions count operators in the order in which a stage issues them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from mindswap.simulator.layer_block import Block
 from mindswap.simulator.layout import StageLayout
-from mindswap.simulator.placing import TransferCosts, join, place_memory
-from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Ops, Program
+from mindswap.simulator.placing import StageSpan, TransferCosts, place_memory
+from mindswap.simulator.program import NO_OP, MemoryKind, Ops, Program, join
 from mindswap.simulator.schedules.rounds import Pass, PassWork
-from mindswap.simulator.stage_pass import (
-    TENSOR_COLUMNS,
-    MicroBatchGroup,
-    ModelSegments,
-    StagePass,
-    shift,
-    split_backward_pass,
-    tensor_rows,
-)
-from mindswap.simulator.stage_tensors import TensorTable, per_step_columns
+from mindswap.simulator.stage_pass import MicroBatchGroup, ModelSegments, StagePass, shift, split_backward_pass
+from mindswap.simulator.stage_tensors import ChunkTensors, per_step_tensors
+from mindswap.simulator.tensor_lifetimes import StageTensors
 
 
 def build_program(
@@ -41,33 +35,89 @@ def build_program(
     return _Builder(blocks, costs, layout).build(range(layout.num_stages) if only_stage is None else (only_stage,))
 
 
-OP_COLUMNS = ("duration_ns", "kind", "wait_op", "label", "layer", "micro_batch")
-# Identity of a SEND: target segment, micro-batch, sequence piece, is forward.
-_SendKey = tuple[int, int, int, bool]
+class _SendKey(NamedTuple):
+    """Identity of a SEND."""
+
+    segment: int  # the segment that receives
+    micro_batch: int
+    sequence: int  # sequence piece
+    is_forward: bool
+
+
+class _MicroStepKey(NamedTuple):
+    """Identity of the passes of a micro-step through a virtual chunk."""
+
+    chunk: int
+    micro_batch: int
+    sequence: int
+
+
+class _GroupKey(NamedTuple):
+    """Identity of a group of micro-batches of a chunk."""
+
+    has_per_step_operators: bool
+    is_split: bool  # backward is split
+
+
+class _SentTensor(NamedTuple):
+    """A boundary tensor that is sent to another stage."""
+
+    send_op: int
+    size_bytes: int
+    is_forward: bool
 
 
 @dataclass(eq=False)
 class _Chunk:
-    """A virtual chunk: its passes, and groups of micro-batches by (has the per-step operators, backward is split)."""
+    """A virtual chunk: its passes, and its groups of micro-batches."""
 
     segments: tuple[int, ...]
     first_forward: StagePass
     later_forward: StagePass
     backward: StagePass
-    groups: dict[tuple[bool, bool], MicroBatchGroup] = field(default_factory=dict)
+    groups: dict[_GroupKey, MicroBatchGroup] = field(default_factory=dict)
     first_forward_begin: int = 0  # absolute position of its first forward
 
     def group_of(self, entry: Pass, is_split: bool) -> MicroBatchGroup:
         """Return the group of a micro-batch, created when its first pass is scheduled."""
         forward = self.later_forward if entry.micro_batch or entry.sequence else self.first_forward
-        key = (forward is self.first_forward, is_split)
+        key = _GroupKey(forward is self.first_forward, is_split)
         if key not in self.groups:
-            if is_split:
-                *halves, places = split_backward_pass(self.backward)
-                self.groups[key] = MicroBatchGroup(forward, self.backward, (halves[0], halves[1]), places)
-            else:
-                self.groups[key] = MicroBatchGroup(forward, self.backward)
+            split = split_backward_pass(self.backward) if is_split else None
+            self.groups[key] = MicroBatchGroup(forward, self.backward, split)
         return self.groups[key]
+
+
+@dataclass(eq=False)
+class _OpsBuilder:
+    """Columns of `Ops`, one array for each pass."""
+
+    duration_ns: list[np.ndarray] = field(default_factory=list)
+    kind: list[np.ndarray] = field(default_factory=list)
+    wait_op: list[np.ndarray] = field(default_factory=list)
+    layer: list[np.ndarray] = field(default_factory=list)
+    micro_batch: list[np.ndarray] = field(default_factory=list)
+    label: list[np.ndarray] = field(default_factory=list)
+
+    def append(self, stage_pass: StagePass, wait_op: np.ndarray, sequence: int, micro_step: int) -> None:
+        """Append the operators of a pass; `wait_op` has absolute positions."""
+        ops = stage_pass.ops
+        self.duration_ns.append(ops.piece_ns[:, min(sequence, ops.piece_ns.shape[1] - 1)])
+        self.kind.append(ops.kind)
+        self.wait_op.append(wait_op)
+        self.layer.append(ops.layer)
+        self.micro_batch.append(np.full(stage_pass.num_ops, micro_step))
+        self.label.append(ops.label)
+
+    def join(self) -> Ops:
+        return Ops(
+            duration_ns=np.concatenate(self.duration_ns),
+            kind=np.concatenate(self.kind).astype(np.int8),
+            wait_op=np.concatenate(self.wait_op),
+            layer=np.concatenate(self.layer).astype(np.int32),
+            micro_batch=np.concatenate(self.micro_batch).astype(np.int32),
+            label=np.concatenate(self.label).astype(np.int32),
+        )
 
 
 class _Builder:
@@ -80,98 +130,114 @@ class _Builder:
         self.costs = costs
         self.layout = layout
         self.model = ModelSegments(blocks, self._send_ns)
-        self.stages = {s: i for i, chunks in enumerate(layout.chunks) for own in chunks for s in own}
-        self.position = 0
+        self.stage_of = dict(_stage_of_segment(layout))
+        self.position = 0  # of the next operator
         self.last_compute = 0  # last compute operator of the current stage
-        self.ops: dict[str, list[np.ndarray]] = {name: [] for name in OP_COLUMNS}
-        self.sends: dict[_SendKey, int] = {}
-        self.receives: dict[int, _SendKey] = {}
-        self.sent: list[tuple[int, int, bool]] = []  # of the current stage: (SEND, bytes, is forward)
+        self.ops = _OpsBuilder()
+        self.sends: dict[_SendKey, int] = {}  # position of each SEND
+        self.receives: dict[int, _SendKey] = {}  # position of a RECEIVE -> the SEND that it waits for
+        self.sent: list[_SentTensor] = []  # tensors that the current stage sends to another one
 
     def build(self, stages: Sequence[int]) -> Program:
         starts, tables = [0], []
         for stage in stages:
-            tables.append(self._lay_out(stage))
+            tables.append(self._build_stage(stage))
             starts.append(self.position)
-        columns = {name: np.concatenate(pieces) for name, pieces in self.ops.items()}
-        wait_op = columns["wait_op"]
+        ops = self.ops.join()
         for position, key in self.receives.items():
-            wait_op[position] = self.sends.get(key, NO_OP)
-        ops = Ops(
-            columns["duration_ns"],
-            columns["kind"].astype(np.int8),
-            wait_op,
-            *(columns[name].astype(np.int32) for name in ("layer", "micro_batch", "label")),
-        )
-        num_copies, parts = 0, []
-        for stage, table in enumerate(tables):
-            parts.append(place_memory(table, ops, starts[stage], starts[stage + 1], stage, self.costs, num_copies))
-            num_copies += len(parts[-1][0])
-        copies, intervals = zip(*parts, strict=True)
+            ops.wait_op[position] = self.sends.get(key, NO_OP)
+        num_copies, placed = 0, []
+        for stage, tensors in enumerate(tables):
+            span = StageSpan(stage, starts[stage], starts[stage + 1])
+            placed.append(place_memory(tensors, ops, span, self.costs, num_copies))
+            num_copies += len(placed[-1].copies)
         return Program(
             stage_starts=np.array(starts, np.int64),
             ops=ops,
-            copies=join(copies),
-            intervals=join(intervals),
+            copies=join([memory.copies for memory in placed]),
+            intervals=join([memory.intervals for memory in placed]),
             labels=tuple(self.model.labels),
             contended_permille=self.costs.contended_permille,
             num_sequences=self.layout.num_sequences,
         )
 
-    def _lay_out(self, stage: int) -> dict[str, np.ndarray]:
-        """Append the operators of a stage; return its tensor table."""
+    def _build_stage(self, stage: int) -> StageTensors:
+        """Append the operators of a stage; return its tensors."""
         self.sent = []
         begin = last_forward = self.position
         passes = self.layout.passes(stage)
         has_later = any(entry.micro_batch or entry.sequence for entry in passes)
         chunks = [self._chunk(segments, has_later) for segments in self.layout.chunks[stage]]
-        cut = {_key(entry) for entry in passes if entry.work is PassWork.WEIGHT_GRADIENT}
+        split = {_key(entry) for entry in passes if entry.work is PassWork.WEIGHT_GRADIENT}
         for entry in passes:
-            self._run(chunks[entry.chunk], entry, _key(entry) in cut)
+            self._run(chunks[entry.chunk], entry, _key(entry) in split)
             last_forward = self.last_compute if entry.work is PassWork.FORWARD else last_forward
-        tables, others = [], []
-        for chunk in chunks:
-            for groups in chunk.groups.values():
-                made = TensorTable(self.model, chunk.segments, groups)
-                tables.append(groups.expand(made.own(), self.last_compute))
-                others.append(groups.expand(made.others(), self.last_compute))
-            per_step_operators = {
-                segment: chunk.first_forward_begin + at
-                for segment, at in chunk.first_forward.per_step_operators.items()
-            }
-            if per_step_operators:
-                tables.append(per_step_columns(self.model, per_step_operators, list(chunk.groups.values())))
-        tables += others
+        tables = self._tensors_of(chunks)
         closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
-        # The optimizer is no operator of the program: its memory is added at the last operator of backward, less the
-        # tensors that are freed there.
-        closing_bytes -= sum(_ending_bytes(table, self.last_compute) for table in tables) if closing_bytes else 0
-        if closing_bytes > 0:
-            label = self.model.label("gradients for the optimizer")
-            at = {"is_forward": False, "begin": self.last_compute, "kind": MemoryKind.GRADIENT, "label": label}
-            tables.append(tensor_rows(np.array([closing_bytes]), **at))
+        if closing_bytes:
+            tables += self._optimizer_tensors(closing_bytes, tables)
         if self.layout.forward_bytes:
-            label = self.model.label("made of constants")
-            at = {"is_forward": True, "begin": begin, "kind": MemoryKind.TRANSIENT, "label": label}
-            tables.append(tensor_rows(np.array([self.layout.forward_bytes]), last_forward=last_forward, **at))
+            tables.append(
+                StageTensors.filled(
+                    np.array([self.layout.forward_bytes]),
+                    is_forward=True,
+                    begin=begin,
+                    last_forward=last_forward,
+                    kind=MemoryKind.TRANSIENT,
+                    label=self.model.label("made of constants"),
+                )
+            )
         if self.sent:
-            sends, sizes, is_forward = map(np.array, zip(*self.sent, strict=True))
-            for table in tables:
-                _drop_unsent(table, sends, sizes)
-            tables.append(self._copies_sent(sends, sizes, is_forward))
-        return {name: np.concatenate([table[name] for table in tables]) for name in TENSOR_COLUMNS}
+            tables = [_without_unsent_uses(table, self.sent) for table in tables]
+            tables.append(self._outputs_of_sends())
+        return join(tables)
 
-    def _copies_sent(self, sends: np.ndarray, sizes: np.ndarray, is_forward: np.ndarray) -> dict[str, np.ndarray]:
+    def _tensors_of(self, chunks: Sequence[_Chunk]) -> list[StageTensors]:
+        """Build the tensors of the chunks of a stage, after all their passes are scheduled."""
+        local, shared = [], []
+        for chunk in chunks:
+            for group in chunk.groups.values():
+                tensors = ChunkTensors(self.model, chunk.segments, group)
+                local.append(group.expand(tensors.local(), self.last_compute))
+                shared.append(group.expand(tensors.shared(), self.last_compute))
+            begins = {
+                segment: chunk.first_forward_begin + position
+                for segment, position in chunk.first_forward.per_step_operators.items()
+            }
+            if begins:
+                local.append(per_step_tensors(self.model, begins, list(chunk.groups.values())))
+        return [*local, *shared]
+
+    def _optimizer_tensors(self, closing_bytes: int, tables: Sequence[StageTensors]) -> list[StageTensors]:
+        """Build the memory of the optimizer, which is no operator of the program.
+
+        It is added at the last operator of backward, less the tensors that are freed there.
+        """
+        closing_bytes -= sum(_bytes_ending_at(table, self.last_compute) for table in tables)
+        if closing_bytes <= 0:
+            return []
+        table = StageTensors.filled(
+            np.array([closing_bytes]),
+            is_forward=False,
+            begin=self.last_compute,
+            kind=MemoryKind.GRADIENT,
+            label=self.model.label("gradients for the optimizer"),
+        )
+        return [table]
+
+    def _outputs_of_sends(self) -> StageTensors:
         """Build the outputs of `Send`: as large as the sent tensor, and read by no operator.
 
         See docs/internals/notes.md#memory-of-sent-tensors.
         """
-        return tensor_rows(
-            sizes,
+        send_op = np.array([sent.send_op for sent in self.sent])
+        is_forward = np.array([sent.is_forward for sent in self.sent])
+        return StageTensors.filled(
+            np.array([sent.size_bytes for sent in self.sent]),
             is_forward=is_forward,
-            begin=sends,
-            last_forward=np.where(is_forward, sends, NO_OP),
-            last_backward=np.where(is_forward, NO_OP, sends),
+            begin=send_op,
+            last_forward=np.where(is_forward, send_op, NO_OP),
+            last_backward=np.where(is_forward, NO_OP, send_op),
             kind=MemoryKind.TRANSIENT,
             label=self.model.label("sent"),
             micro_batch=0,
@@ -179,71 +245,90 @@ class _Builder:
 
     def _chunk(self, segments: tuple[int, ...], has_later: bool) -> _Chunk:
         first = self.model.make_pass(segments, True, None)
-        later = (
-            self.model.make_pass(segments, True, first.per_step_operators)
-            if first.per_step_operators and has_later
-            else first
-        )
+        later = first
+        if first.per_step_operators and has_later:
+            later = self.model.make_pass(segments, True, first.per_step_operators)
         return _Chunk(segments, first, later, self.model.make_pass(segments, False, {}))
 
     def _run(self, chunk: _Chunk, entry: Pass, is_split: bool) -> None:
         """Append the operators of a pass."""
-        groups = chunk.group_of(entry, is_split)
+        group = chunk.group_of(entry, is_split)
         micro_step = entry.micro_batch * self.layout.num_sequences + entry.sequence
-        begins = groups.begins.setdefault(micro_step, [])
-        which = {PassWork.FORWARD: 0, PassWork.WEIGHT_GRADIENT: 2}.get(entry.work, 1)
-        if len(begins) != which:
+        begins = group.begins.setdefault(micro_step, [])
+        number = {PassWork.FORWARD: 0, PassWork.WEIGHT_GRADIENT: 2}.get(entry.work, 1)
+        if len(begins) != number:
             raise AssertionError(f"{entry} comes too early")
-        part = groups.forward if which == 0 else groups.halves[which - 1] if groups.halves else groups.backward
-        columns = part.columns
-        if which == 0 and not micro_step:
+        if entry.work is PassWork.FORWARD and not micro_step:
             chunk.first_forward_begin = self.position
         begins.append(self.position)
-        wait_op = shift(columns["wait_op"], self.position)
-        if "wait_half" in columns:
-            wait_op = np.where(wait_op == NO_OP, shift(columns["wait_half"], begins[1]), wait_op)
-        if "wait_per_step" in columns:
-            wait_op = np.where(wait_op == NO_OP, shift(columns["wait_per_step"], chunk.first_forward_begin), wait_op)
-        if part.starts_with_collective:
+        stage_pass = group.stage_pass(entry.work)
+        if stage_pass.last_compute != NO_OP:
+            self.last_compute = self.position + stage_pass.last_compute
+        wait_op = self._wait_ops(stage_pass, begins, chunk.first_forward_begin)
+        self.ops.append(stage_pass, wait_op, entry.sequence, micro_step)
+        begin, self.position = self.position, self.position + stage_pass.num_ops
+        self._note_transfers(chunk, stage_pass, entry, begin)
+
+    def _wait_ops(self, stage_pass: StagePass, begins: Sequence[int], first_forward_begin: int) -> np.ndarray:
+        """Return the absolute positions of the operators that those of a pass wait for.
+
+        Args:
+            stage_pass: the pass, which starts at the current position.
+            begins: absolute starts of the passes of its micro-step up to this one.
+            first_forward_begin: absolute start of the first forward of its chunk.
+        """
+        ops = stage_pass.ops
+        wait_op = shift(ops.wait_op, self.position)
+        if ops.wait_half is not None:
+            wait_op = np.where(wait_op == NO_OP, shift(ops.wait_half, begins[1]), wait_op)
+        if ops.wait_per_step is not None:
+            wait_op = np.where(wait_op == NO_OP, shift(ops.wait_per_step, first_forward_begin), wait_op)
+        if stage_pass.starts_with_collective:
             wait_op[0] = max(int(wait_op[0]), self.position - 1)
-        self.ops["wait_op"].append(wait_op)
-        for name in ("kind", "label", "layer"):
-            self.ops[name].append(columns[name])
-        pieces = columns["piece_ns"]
-        self.ops["duration_ns"].append(pieces[:, min(entry.sequence, pieces.shape[1] - 1)])
-        self.ops["micro_batch"].append(np.full(part.num_ops, micro_step))
-        send_key = entry.micro_batch, entry.sequence, which == 0
-        if part.receive is not None:
-            self.receives[self.position] = (part.receive, *send_key)
-        compute = np.flatnonzero(columns["kind"] < OpKind.COLLECTIVE)
-        if len(compute):
-            self.last_compute = self.position + int(compute[-1])
-        self.position += part.num_ops
-        if part.send is not None:
-            self.sends[(part.send, *send_key)] = self.position - 1
-            if self.stages.get(part.send) != self.stages.get(chunk.segments[0]):
-                size_bytes = self.model.boundary_bytes(part.send, which == 0)
-                self.sent.append((self.position - 1, size_bytes, which == 0))
+        return wait_op
+
+    def _note_transfers(self, chunk: _Chunk, stage_pass: StagePass, entry: Pass, begin: int) -> None:
+        """Record RECEIVE and SEND of a pass that starts at `begin` and ends before the current position."""
+        is_forward = entry.work is PassWork.FORWARD
+        if stage_pass.receive is not None:
+            key = _SendKey(stage_pass.receive, entry.micro_batch, entry.sequence, is_forward)
+            self.receives[begin] = key
+        target, send_op = stage_pass.send, self.position - 1
+        if target is not None:
+            self.sends[_SendKey(target, entry.micro_batch, entry.sequence, is_forward)] = send_op
+            if self.stage_of.get(target) != self.stage_of.get(chunk.segments[0]):
+                self.sent.append(_SentTensor(send_op, stage_pass.send_bytes, is_forward))
 
     def _send_ns(self, segment: int, target: int, size_bytes: int) -> int:
         """Return the duration of a transfer; 0 within a stage, as at the turning point of a V schedule."""
-        return 0 if self.stages[segment] == self.stages[target] else self.costs.send_ns(size_bytes)
+        return 0 if self.stage_of[segment] == self.stage_of[target] else self.costs.send_ns(size_bytes)
 
 
-def _ending_bytes(table: dict[str, np.ndarray], last: int) -> int:
+def _stage_of_segment(layout: StageLayout) -> Iterator[tuple[int, int]]:
+    """Yield each segment with its stage."""
+    for stage, chunks in enumerate(layout.chunks):
+        for segments in chunks:
+            yield from ((segment, stage) for segment in segments)
+
+
+def _bytes_ending_at(table: StageTensors, op: int) -> int:
     """Return the bytes of tensors whose last use is the given operator, without those kept for the optimizer."""
-    ends = np.maximum.reduce([table[name] for name in ("begin", "last_forward", "last_backward")])
-    return int(table["size_bytes"][(ends == last) & ~table.get("is_optimizer_input", np.zeros(len(ends), bool))].sum())
+    last_use = np.maximum.reduce([table.begin, table.last_forward, table.last_backward])
+    return int(table.size_bytes[(last_use == op) & ~table.is_optimizer_input].sum())
 
 
-def _drop_unsent(table: dict[str, np.ndarray], sends: np.ndarray, sizes: np.ndarray) -> None:
+def _without_unsent_uses(table: StageTensors, sent: Sequence[_SentTensor]) -> StageTensors:
     """End casts of a sent tensor before SEND: the receiver casts on its own, so they are not sent."""
-    for name in ("last_forward", "last_backward"):
-        column = table[name]
-        place = np.minimum(np.searchsorted(sends, column), len(sends) - 1)
-        is_other = (sends[place] == column) & (sizes[place] != table["size_bytes"])
-        table[name] = np.where(is_other, np.maximum(column - 1, table["begin"]), column)
+    send_ops = np.array([tensor.send_op for tensor in sent])
+    sent_bytes = np.array([tensor.size_bytes for tensor in sent])
+
+    def without(last_use: np.ndarray) -> np.ndarray:
+        number = np.minimum(np.searchsorted(send_ops, last_use), len(send_ops) - 1)
+        is_other = (send_ops[number] == last_use) & (sent_bytes[number] != table.size_bytes)
+        return np.where(is_other, np.maximum(last_use - 1, table.begin), last_use)
+
+    return replace(table, last_forward=without(table.last_forward), last_backward=without(table.last_backward))
 
 
-def _key(entry: Pass) -> tuple[int, int, int]:
-    return entry.chunk, entry.micro_batch, entry.sequence
+def _key(entry: Pass) -> _MicroStepKey:
+    return _MicroStepKey(entry.chunk, entry.micro_batch, entry.sequence)

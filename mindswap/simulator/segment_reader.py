@@ -14,8 +14,9 @@ from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kern
 from mindswap.graph.passes.fusion import Fusion, find_fusions, find_unwritten
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.passes.interleaved_halves import RING, list_rounds
-from mindswap.simulator.layer_block import BlockOp, Consumers, ring_buffers, ring_ops
+from mindswap.simulator.layer_block import BlockOp, Consumers
 from mindswap.simulator.program import NO_OP, OpKind
+from mindswap.simulator.ring_attention import ring_buffers, ring_ops
 from mindswap.simulator.segments import backward_segments, count_layers, find_start_operators, forward_segments
 
 

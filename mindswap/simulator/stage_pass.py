@@ -3,39 +3,62 @@
 Positions are relative to the start of the pass.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Label
-from mindswap.simulator.layer_block import Block, Columns, Read, Source
-from mindswap.simulator.program import NO_OP, OpKind
+from mindswap.simulator.layer_block import Block, OpColumns, Read, Source
+from mindswap.simulator.program import NO_OP, OpKind, Table
+from mindswap.simulator.schedules.rounds import PassWork
+from mindswap.simulator.tensor_lifetimes import PassTensors, StageTensors
 
 # Offset of positions in the weight gradient half of a split backward, to tell them from those in the first half.
 WEIGHT_HALF = 2**40
 
 
 @dataclass(frozen=True, eq=False)
+class PassOps(Table):
+    """Operators of a pass in issue order, RECEIVE and SEND included; shape (num_ops,) unless stated otherwise."""
+
+    kind: np.ndarray  # int8, `OpKind`
+    # int64, shape (num_ops, num_pieces): durations of the sequence pieces, or one column if all are equal
+    piece_ns: np.ndarray
+    wait_op: np.ndarray  # int64, operator of this pass to wait for; `NO_OP` for none
+    label: np.ndarray  # int32, label number of the step
+    layer: np.ndarray  # int64, layer of the model; `NO_OP` outside the layers
+    is_weight: np.ndarray  # bool, runs in the weight gradient half of a split backward
+    # For operators without `wait_op`, None if there is none in the pass: operator to wait for, ...
+    wait_per_step: np.ndarray | None = None  # ... relative to the first forward pass
+    wait_half: np.ndarray | None = None  # ... relative to the first half of a split backward
+
+
+@dataclass(frozen=True, eq=False)
 class StagePass:
     """One pass through the segments of a virtual chunk."""
 
-    # Arrays by name, shape (num_ops,): kind, wait_op, label, layer; is_weight (runs in the weight gradient half of a
-    # split backward); piece_ns, shape (num_ops, num_pieces) (durations of the sequence pieces, or one for all).
-    # Optional, for operators without `wait_op`: wait_per_step (operator to wait for, relative to the first forward
-    # pass) and wait_half (relative to the first half of a split backward)
-    columns: dict[str, np.ndarray]
+    ops: PassOps
     starts: dict[int, int]  # segment -> position of its first operator
     # segment -> position of its first per-step operator; only in the first forward pass
     per_step_operators: dict[int, int] = field(default_factory=dict)
     receive: int | None = None  # first segment of the pass, if it receives a boundary tensor; None otherwise
     send: int | None = None  # segment that the boundary tensor of this pass is sent to; None for none
-    starts_with_collective: bool = False  # it starts with a collective, which waits for the operator before the pass
+    send_bytes: int = 0  # size of that tensor
+    starts_with_collective: bool = False  # the collective waits for the operator before the pass
 
-    @property
+    @functools.cached_property
     def num_ops(self) -> int:
         """Number of operators, RECEIVE and SEND included."""
-        return len(self.columns["kind"])
+        return len(self.ops)
+
+    @functools.cached_property
+    def last_compute(self) -> int:
+        """Position of the last operator on the compute stream; `NO_OP` for none."""
+        compute = np.flatnonzero(self.ops.kind < OpKind.COLLECTIVE)
+        return int(compute[-1]) if len(compute) else NO_OP
 
 
 def shift(positions: np.ndarray, base: int | np.ndarray) -> np.ndarray:
@@ -54,31 +77,47 @@ def neighbour_reads(block: Block, is_forward: bool) -> list[Read]:
     return [read for read in block.reads if read.source is source and read.role.is_forward == is_forward]
 
 
-def split_backward_pass(whole: StagePass) -> tuple[StagePass, StagePass, np.ndarray]:
-    """Split a backward pass into input gradients and weight gradients, as zero-bubble schedules do.
+class SplitBackward(NamedTuple):
+    """A backward pass in two halves, as zero-bubble schedules run it."""
 
-        full     R  g  w  g  w  S      g: gradient of an input, w: gradient of a weight
-        halves   R  g  g  S  |  w  w
+    input_half: StagePass  # gradients of inputs, which the previous stage waits for
+    weight_half: StagePass  # gradients of weights
+    # position of each operator in its half: int64, shape (num_ops,), plus `WEIGHT_HALF` in the second half
+    positions: np.ndarray
 
-    Returns:
-        The first half, which the previous stage waits for; the weight gradient half; and the new position of each
-        operator, int64, shape (num_ops,), plus `WEIGHT_HALF` for those in the second half.
+
+def split_backward_pass(backward: StagePass) -> SplitBackward:
+    """Split a backward pass into input gradients and weight gradients.
+
+    full     R  g  w  g  w  S      g: gradient of an input, w: gradient of a weight
+    halves   R  g  g  S  |  w  w
     """
-    is_weight = whole.columns["is_weight"]
-    place = np.cumsum(~is_weight) - 1  # of the last operator of the first half up to here; -1 is `NO_OP`
-    places = np.where(is_weight, np.cumsum(is_weight) - 1 + WEIGHT_HALF, place)
-    waits = whole.columns["wait_op"]
-    is_waiting = waits != NO_OP
-    waits = np.maximum(waits, 0)
+    ops = backward.ops
+    is_weight = ops.is_weight
+    input_position = np.cumsum(~is_weight) - 1  # of the last operator of the first half so far; -1 is `NO_OP`
+    positions = np.where(is_weight, np.cumsum(is_weight) - 1 + WEIGHT_HALF, input_position)
+    is_waiting = ops.wait_op != NO_OP
+    wait_op = np.maximum(ops.wait_op, 0)
     # An operator of the first half never waits for the second half, but for the input gradient before that operator.
-    in_first = np.where(is_waiting, place[waits], NO_OP)
-    waits_within = is_waiting & is_weight[waits]
-    in_second = np.where(waits_within, places[waits] - WEIGHT_HALF, NO_OP)
-    across = np.where(is_waiting & ~waits_within, places[waits], NO_OP)
-    first = {name: column[~is_weight] for name, column in (whole.columns | {"wait_op": in_first}).items()}
-    own = whole.columns | {"wait_op": in_second, "wait_half": across}
-    second = {name: column[is_weight] for name, column in own.items()}
-    return replace(whole, columns=first, starts={}), StagePass(second, {}), places
+    wait_in_first = np.where(is_waiting, input_position[wait_op], NO_OP)
+    waits_for_weight = is_waiting & is_weight[wait_op]
+    wait_in_second = np.where(waits_for_weight, positions[wait_op] - WEIGHT_HALF, NO_OP)
+    wait_across = np.where(is_waiting & ~waits_for_weight, positions[wait_op], NO_OP)
+    input_ops = replace(ops, wait_op=wait_in_first).rows(~is_weight)
+    weight_ops = replace(ops, wait_op=wait_in_second, wait_half=wait_across).rows(is_weight)
+    return SplitBackward(replace(backward, ops=input_ops, starts={}), StagePass(weight_ops, {}), positions)
+
+
+class _Part(NamedTuple):
+    """Consecutive operators of a pass: those of a segment, or its per-step operators."""
+
+    segment: int
+    ops: OpColumns
+    is_per_step: bool
+
+    @property
+    def starts_with_collective(self) -> bool:
+        return not self.is_per_step and self.ops.kind[:1].tolist() == [OpKind.COLLECTIVE]
 
 
 class ModelSegments:
@@ -138,74 +177,84 @@ class ModelSegments:
         ends = (0, len(self.blocks) - 1)[::step]
         has_receive = order[0] != ends[0]
         target = order[-1] + step if order[-1] != ends[1] else None
-        parts: list[tuple[int, Columns, bool]] = []
+        parts = self._parts(order, is_forward, has_per_step=per_step_operators is None)
+        sizes = [len(part.ops) for part in parts]
+        *begins, end = np.cumsum([has_receive, *sizes]).tolist()
+        begin_of_part = list(zip(parts, begins, strict=True))
+        per_step_begins = {part.segment: begin for part, begin in begin_of_part if part.is_per_step}
+        ops = self._join(parts, begins)
+        if per_step_operators is None and per_step_begins:
+            # `wait_op` has priority: it is the later of the two on the communication stream.
+            wait_per_step = _wait_per_step(parts, per_step_begins)
+            ops = replace(ops, wait_op=np.where(ops.wait_op == NO_OP, wait_per_step, ops.wait_op))
+        elif per_step_operators:
+            ops = replace(ops, wait_per_step=_wait_per_step(parts, per_step_operators))
+        if has_receive:
+            _wait_for_receive(ops)
+        for part, begin in begin_of_part:
+            if part.starts_with_collective and begin:  # the previous segment produces its operand
+                first = begin - has_receive
+                ops.wait_op[first] = max(int(ops.wait_op[first]), begin - 1)
+        if has_receive:
+            ops = self._with_transfer(ops, 0, OpKind.RECEIVE, 0, NO_OP)
+        send_bytes = self._boundary_bytes(target, is_forward) if target is not None else 0
+        if target is not None:
+            duration_ns = self.send_ns(order[-1], target, send_bytes)
+            ops = self._with_transfer(ops, end, OpKind.SEND, duration_ns, end - 1)
+        return StagePass(
+            ops=ops,
+            starts={part.segment: begin for part, begin in begin_of_part if not part.is_per_step},
+            per_step_operators=per_step_begins,
+            receive=order[0] if has_receive else None,
+            send=target,
+            send_bytes=send_bytes,
+            starts_with_collective=parts[0].starts_with_collective and not has_receive,
+        )
+
+    def _parts(self, order: Sequence[int], is_forward: bool, has_per_step: bool) -> list[_Part]:
+        """Return the operators of the segments in the order of the pass."""
+        parts: list[_Part] = []
         for segment in order:
             arrays = self.blocks[segment].arrays
-            if per_step_operators is None and self.blocks[segment].per_step_operators:
-                parts.append((segment, arrays.per_step_operators, True))
-            parts.append((segment, arrays.forward if is_forward else arrays.backward, False))
-        sizes = [len(part["kind"]) for _, part, _ in parts]
-        *begins, end = np.cumsum([has_receive, *sizes]).tolist()
-        starts = {segment: at for (segment, _, is_per_step), at in zip(parts, begins, strict=True) if not is_per_step}
-        begun = {segment: at for (segment, _, is_per_step), at in zip(parts, begins, strict=True) if is_per_step}
+            if has_per_step and self.blocks[segment].per_step_operators:
+                parts.append(_Part(segment, arrays.per_step_operators, True))
+            parts.append(_Part(segment, arrays.forward if is_forward else arrays.backward, False))
+        return parts
 
-        def joined(name: str) -> np.ndarray:
-            return np.concatenate([part[name] for _, part, _ in parts])
-
-        wait_op = shift(joined("wait_op"), np.repeat(begins, sizes))
-        num_pieces = max(part["piece_ns"].shape[1] for _, part, _ in parts)
-        pieces = [
-            part["piece_ns"]
-            if part["piece_ns"].shape[1] == num_pieces
-            else np.broadcast_to(part["piece_ns"], (len(part["kind"]), num_pieces))
-            for _, part, _ in parts
+    def _join(self, parts: Sequence[_Part], begins: Sequence[int]) -> PassOps:
+        """Concatenate the operators of a pass, without RECEIVE and SEND; `wait_op` counts RECEIVE."""
+        tables, segments = [part.ops for part in parts], [part.segment for part in parts]
+        sizes = [len(table) for table in tables]
+        num_pieces = max(table.piece_ns.shape[1] for table in tables)
+        piece_ns = [
+            table.piece_ns
+            if table.piece_ns.shape[1] == num_pieces
+            else np.broadcast_to(table.piece_ns, (len(table), num_pieces))
+            for table in tables
         ]
-        columns = {name: joined(name) for name in ("kind", "is_weight")} | {
-            "piece_ns": np.concatenate(pieces),
-            "wait_op": wait_op,
-            "label": self.labels_of([segment for segment, _, _ in parts], [part["label"] for _, part, _ in parts]),
-            "layer": np.repeat([self.layer_of(segment) for segment, _, _ in parts], sizes),
-        }
-        if per_step_operators is None and begun:
-            # `wait_op` has priority: it is the later of the two on the communication stream.
-            wait_op[:] = np.where(wait_op == NO_OP, _wait_per_step(parts, sizes, begun), wait_op)
-        elif per_step_operators:
-            columns["wait_per_step"] = _wait_per_step(parts, sizes, per_step_operators)
-        if has_receive and len(wait_op):
-            # If a collective is first, the first compute operator is recomputed and waits too: recompute.cc adds a
-            # dependency on the incoming gradient.
-            first = [0, int(np.argmax(columns["kind"] < OpKind.COLLECTIVE))]
-            wait_op[first] = np.maximum(wait_op[first], 0)
-        # A segment that starts with a collective: its operand is produced by the previous segment.
-        is_held_back = [
-            not is_per_step and part["kind"][:1].tolist() == [OpKind.COLLECTIVE] for _, part, is_per_step in parts
-        ]
-        for is_it, at in zip(is_held_back, begins, strict=True):
-            if is_it and at:
-                wait_op[at - has_receive] = max(int(wait_op[at - has_receive]), at - 1)
-        if has_receive:
-            columns = self._with_transfer(columns, 0, OpKind.RECEIVE, 0, NO_OP)
-        if target is not None:
-            duration_ns = self.send_ns(order[-1], target, self.boundary_bytes(target, is_forward))
-            columns = self._with_transfer(columns, end, OpKind.SEND, duration_ns, end - 1)
-        receive = order[0] if has_receive else None
-        return StagePass(columns, starts, begun, receive, target, is_held_back[0] and not has_receive)
+        return PassOps(
+            kind=np.concatenate([table.kind for table in tables]),
+            piece_ns=np.concatenate(piece_ns),
+            wait_op=shift(np.concatenate([table.wait_op for table in tables]), np.repeat(begins, sizes)),
+            label=self.labels_of(segments, [table.label for table in tables]),
+            layer=np.repeat([self.layer_of(segment) for segment in segments], sizes),
+            is_weight=np.concatenate([table.is_weight for table in tables]),
+        )
 
-    def _with_transfer(
-        self, columns: dict[str, np.ndarray], at: int, kind: OpKind, duration_ns: int, wait_op: int
-    ) -> dict[str, np.ndarray]:
-        values = {
-            "kind": kind,
-            "wait_op": wait_op,
-            "label": self.label(kind.name.lower()),
-            "layer": NO_OP,
-            "is_weight": False,
-            "piece_ns": duration_ns,
-            "wait_per_step": NO_OP,
-        }
-        return {name: np.insert(column, at, values[name], axis=0) for name, column in columns.items()}
+    def _with_transfer(self, ops: PassOps, at: int, kind: OpKind, duration_ns: int, wait_op: int) -> PassOps:
+        """Insert RECEIVE or SEND at a position."""
+        label = self.label(kind.name.lower())
+        return PassOps(
+            kind=np.insert(ops.kind, at, kind),
+            piece_ns=np.insert(ops.piece_ns, at, duration_ns, axis=0),
+            wait_op=np.insert(ops.wait_op, at, wait_op),
+            label=np.insert(ops.label, at, label),
+            layer=np.insert(ops.layer, at, NO_OP),
+            is_weight=np.insert(ops.is_weight, at, False),
+            wait_per_step=None if ops.wait_per_step is None else np.insert(ops.wait_per_step, at, NO_OP),
+        )
 
-    def boundary_bytes(self, segment: int, is_forward: bool) -> int:
+    def _boundary_bytes(self, segment: int, is_forward: bool) -> int:
         """Return the bytes of the boundary tensor (hidden states or their gradient) that a segment receives.
 
         If the segment reads it in several dtypes, the smallest is sent and the receiver casts it.
@@ -213,43 +262,35 @@ class ModelSegments:
         return min((read.size_bytes for read in neighbour_reads(self.blocks[segment], is_forward)), default=0)
 
 
-def _wait_per_step(
-    parts: Sequence[tuple[int, Columns, bool]], sizes: Sequence[int], per_step_operators: dict[int, int]
-) -> np.ndarray:
-    """Return the per-step operators that operators wait for, as positions in the first forward pass."""
-    base = np.repeat([per_step_operators.get(segment, 0) for segment, _, _ in parts], sizes)
-    wait_per_step = [
-        np.full(len(part["kind"]), NO_OP) if is_per_step else part["wait_per_step"] for _, part, is_per_step in parts
-    ]
-    return shift(np.concatenate(wait_per_step), base)
+def _wait_for_receive(ops: PassOps) -> None:
+    """Make the first operator of a pass wait for RECEIVE, which will precede it at position 0.
+
+    If a collective is first, the first compute operator is recomputed and waits too: recompute.cc adds a dependency on
+    the incoming gradient.
+    """
+    if len(ops.wait_op):
+        first = [0, int(np.argmax(ops.kind < OpKind.COLLECTIVE))]
+        ops.wait_op[first] = np.maximum(ops.wait_op[first], 0)
 
 
-# Micro-batches of a virtual chunk that repeat the same passes: start of each pass, lifetime of each tensor. Here two of
-# them on one stage, F forward and B backward, and a tensor that F1 produces and B1 reads:
+def _wait_per_step(parts: Sequence[_Part], begins: dict[int, int]) -> np.ndarray:
+    """Return the per-step operators that operators wait for, as positions in the first forward pass.
+
+    Args:
+        parts: operators of the pass.
+        begins: segment -> position of its per-step operators in the first forward pass.
+    """
+    base = np.repeat([begins.get(part.segment, 0) for part in parts], [len(part.ops) for part in parts])
+    waits = [np.full(len(part.ops), NO_OP) if part.is_per_step else part.ops.wait_per_step for part in parts]
+    return shift(np.concatenate(waits), base)
+
+
+# Micro-batches of a group have the same passes; only the starts differ. Here two of them on one stage, F forward and B
+# backward, and a tensor that F1 produces and B1 reads:
 #
 #     operators   | F0 | F1 | B0 | B1 |
 #     begins[1]        ^         ^
 #     tensor            [---------]
-
-# Columns of the tensor table. Positions are absolute; `NO_OP` for no use.
-TENSOR_COLUMNS = (
-    "size_bytes", "is_forward", "begin", "last_forward", "first_backward", "last_backward", "kind", "label", "layer",
-    "micro_batch", "prefetch", "num_copies", "is_resident",
-)  # fmt: skip
-
-
-def tensor_rows(size_bytes: np.ndarray, **columns: np.ndarray | int) -> Columns:
-    """Build a tensor table.
-
-    Args:
-        size_bytes: sizes, shape (num_tensors,).
-        columns: arrays of that shape, or scalars for all tensors; the defaults are no use, no layer and no copies.
-    """
-    values = (
-        dict.fromkeys(TENSOR_COLUMNS, NO_OP) | dict.fromkeys(("prefetch", "num_copies", "is_resident"), 0) | columns
-    )
-    rows: Columns = {name: np.broadcast_to(value, size_bytes.shape) for name, value in values.items()}
-    return rows | {"size_bytes": size_bytes}
 
 
 @dataclass(eq=False)
@@ -260,25 +301,32 @@ class MicroBatchGroup:
     """
 
     forward: StagePass
-    backward: StagePass  # unsplit, also if it is split in `halves`
-    halves: tuple[StagePass, StagePass] | None = None  # of backward, if it is split
-    # positions of the operators of backward in the halves (`split_backward_pass`); None if it is not split
-    places: np.ndarray | None = None
+    backward: StagePass  # unsplit, also if there is a `split`
+    split: SplitBackward | None = None  # backward in halves, if the schedule splits it
     # micro-step (micro-batch, or sequence piece numbered over all micro-batches) -> start of its forward, of its
     # backward (or first half), and of its weight gradient half
     begins: dict[int, list[int]] = field(default_factory=dict)
+
+    def stage_pass(self, work: PassWork) -> StagePass:
+        """Return the pass that does some work: forward, backward or one of its halves."""
+        if work is PassWork.FORWARD:
+            return self.forward
+        if self.split is None:
+            return self.backward
+        return self.split.weight_half if work is PassWork.WEIGHT_GRADIENT else self.split.input_half
 
     def begins_of(self, which: int) -> np.ndarray:
         """Return the starts of forward (0), backward (1) or weight gradients (2): shape (num_micro_steps, 1)."""
         return np.array([begins[which] for begins in self.begins.values()], np.int64)[:, None]
 
-    def placed(self, positions: np.ndarray) -> np.ndarray:
+    def in_halves(self, positions: np.ndarray) -> np.ndarray:
         """Translate positions in backward to positions in the halves if it is split."""
-        if self.places is None or not len(self.places):
+        if self.split is None or not len(self.split.positions):
             return positions
-        return np.where(positions == NO_OP, NO_OP, self.places[np.minimum(positions, len(self.places) - 1)])
+        half_positions = self.split.positions
+        return np.where(positions == NO_OP, NO_OP, half_positions[np.minimum(positions, len(half_positions) - 1)])
 
-    def placed_uses(self, uses: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
+    def uses_in_pass(self, uses: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
         """Return last use in forward, first and last use in backward: shape (3, num_tensors).
 
         If backward is split and a tensor is read for input gradients, its first use is in the first half.
@@ -289,8 +337,8 @@ class MicroBatchGroup:
             backward: start of the segment of each tensor in backward.
         """
         last_forward = shift(uses[0], forward)
-        first, last, *halves = self.placed(shift(uses[1:7], backward))
-        if self.places is not None:
+        first, last, *halves = self.in_halves(shift(uses[1:7], backward))
+        if self.split is not None:
             first_input, last_input, first_weight, last_weight = halves
             first = np.where(first_input != NO_OP, first_input, first_weight)
             last = np.where(last_weight != NO_OP, last_weight, last_input)
@@ -298,36 +346,40 @@ class MicroBatchGroup:
 
     def in_backward(self, positions: np.ndarray) -> np.ndarray:
         """Return absolute positions in backward of each micro-step: shape (num_micro_steps, num_positions)."""
-        placed = shift(positions, self.begins_of(1))
-        if self.halves is None:
-            return placed
-        return np.where(positions >= WEIGHT_HALF, positions - WEIGHT_HALF + self.begins_of(2), placed)
+        in_pass = shift(positions, self.begins_of(1))
+        if self.split is None:
+            return in_pass
+        return np.where(positions >= WEIGHT_HALF, positions - WEIGHT_HALF + self.begins_of(2), in_pass)
 
-    def expand(self, tensors: dict[str, np.ndarray], last_compute: int) -> dict[str, np.ndarray]:
+    def expand(self, tensors: PassTensors, last_compute: int) -> StageTensors:
         """Repeat tensors for every micro-step.
 
         Args:
-            tensors: columns with positions relative to the passes, shape (num_tensors,).
-            last_compute: last compute operator of the stage, until which `is_optimizer_input` tensors are live.
-
-        Returns:
-            Columns with absolute positions, shape (num_micro_steps * num_tensors,).
+            tensors: tensors of one micro-step.
+            last_compute: last compute operator of the stage, until which inputs of the optimizer are live.
         """
-        forward = self.begins_of(0)
-        is_forward = tensors["is_forward"].astype(bool)
-        last_backward = self.in_backward(tensors["last_backward"])
-        if "is_optimizer_input" in tensors:
-            last_backward = np.where(tensors["is_optimizer_input"], last_compute, last_backward)
-        micro_batches = np.array(list(self.begins))[:, None]
-        begin = np.where(is_forward, tensors["begin"] + forward, self.in_backward(tensors["begin"]))
-        if "is_live_from_later_starts" in tensors:
-            begin = np.where(tensors["is_live_from_later_starts"] & (micro_batches > 0), forward, begin)
-        placed = {
-            "begin": begin,
-            "last_forward": shift(tensors["last_forward"], forward),
-            "first_backward": self.in_backward(tensors["first_backward"]),
-            "last_backward": last_backward,
-            "micro_batch": np.broadcast_to(micro_batches, (len(micro_batches), len(is_forward))),
-        }
-        table = {name: np.tile(column, len(micro_batches)) for name, column in tensors.items() if name not in placed}
-        return table | {name: column.ravel() for name, column in placed.items()}
+        forward, num_micro_steps = self.begins_of(0), len(self.begins)
+        micro_steps = np.array(list(self.begins))[:, None]
+        begin = np.where(tensors.is_forward.astype(bool), tensors.begin + forward, self.in_backward(tensors.begin))
+        begin = np.where(tensors.is_live_from_later_starts & (micro_steps > 0), forward, begin)
+        last_backward = np.where(tensors.is_optimizer_input, last_compute, self.in_backward(tensors.last_backward))
+
+        def repeat(column: np.ndarray) -> np.ndarray:
+            return np.concatenate([column] * num_micro_steps)
+
+        return StageTensors(
+            size_bytes=repeat(tensors.size_bytes),
+            is_forward=repeat(tensors.is_forward),
+            begin=begin.ravel(),
+            last_forward=shift(tensors.last_forward, forward).ravel(),
+            first_backward=self.in_backward(tensors.first_backward).ravel(),
+            last_backward=last_backward.ravel(),
+            kind=repeat(tensors.kind),
+            label=repeat(tensors.label),
+            layer=repeat(tensors.layer),
+            prefetch=repeat(tensors.prefetch),
+            num_copies=repeat(tensors.num_copies),
+            is_resident=repeat(tensors.is_resident),
+            is_optimizer_input=repeat(tensors.is_optimizer_input),
+            micro_batch=np.broadcast_to(micro_steps, (num_micro_steps, len(tensors))).ravel(),
+        )

@@ -3,9 +3,8 @@
 The step is captured once; a planner then simulates thousands of policies on it. All figures are simulated.
 """
 
-import copy
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from mindswap.config.step_settings import StepSettings
@@ -24,13 +23,13 @@ from mindswap.simulator.cost.static_memory import StaticMemory, communication_by
 from mindswap.simulator.cost.transfer import collective_ns, copy_ns, send_ns
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import Block
-from mindswap.simulator.layout import build_stage_layout
+from mindswap.simulator.layout import StageLayout, build_stage_layout
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.partition import BlockBuilder
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import Program
 from mindswap.simulator.program_builder import build_program
-from mindswap.simulator.stage_weights import update_terms, weigh_stages
+from mindswap.simulator.stage_weights import StageWeights, update_terms, weigh_stages
 from mindswap.simulator.timeline import (
     StepTerm,
     Timeline,
@@ -64,6 +63,58 @@ class SimulatedStep:
         return max(a + s.total_bytes for a, s in zip(self.activation_bytes, self.static, strict=True))
 
 
+@dataclass(eq=False)
+class _BlockCache:
+    """Blocks by layer settings and segment, and builders of blocks by layer settings."""
+
+    blocks: dict[tuple[Hashable, int], Block] = field(default_factory=dict)
+    builders: dict[Hashable, Callable[[int], Block]] = field(default_factory=dict)  # the last `NUM_RECENT` ones
+
+
+@dataclass(frozen=True, eq=False)
+class _SharedParts:
+    """What models of a step share that differ in the number of micro-batches, or in the swap of other layers."""
+
+    layers: CompiledLayers
+    captured: CapturedStep
+    caveats: tuple[str, ...]
+    transfers: TransferCosts
+    layout: StageLayout
+    weights: StageWeights
+    collectives: Mapping[str, tuple[Collective, ...]]
+    has_single_micro_step: bool  # of the step as configured, whatever the number of micro-batches of a model
+    cache: _BlockCache = field(default_factory=_BlockCache)
+
+
+def _make_parts(
+    captured: CapturedStep, costs: CostTable, settings: StepSettings, fixed: Policy | None, caveats: tuple[str, ...]
+) -> _SharedParts:
+    layers = CompiledLayers(captured, settings, fixed)
+    model_caveats = list_caveats(captured.graph, settings)
+    plain = replace(layers.plain, notes=(*captured.notes, *model_caveats))
+    stage_cards = settings.num_cards // settings.pipeline.num_stages
+    is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
+    layout = build_stage_layout(
+        settings.pipeline, captured.num_layers, settings.num_micro_batches, settings.num_sequences
+    )
+    weights = weigh_stages(captured, plain.graph, layout, settings, costs.device)
+    return _SharedParts(
+        layers=layers,
+        captured=plain,
+        caveats=(*model_caveats, *caveats),
+        transfers=TransferCosts(
+            partial(copy_ns, link=costs.device.offload, device=costs.device),
+            partial(copy_ns, link=costs.device.prefetch, device=costs.device),
+            partial(send_ns, is_within_node=is_within_node, device=costs.device),
+            costs.device.contended_permille,
+        ),
+        layout=replace(layout, closing_bytes=weights.closing_bytes, forward_bytes=weights.forward_bytes),
+        weights=weights,
+        collectives={**captured.collectives, **layers.gathers},
+        has_single_micro_step=layout.num_micro_steps == 1,
+    )
+
+
 class StepModel:
     """Model of one step: builds its program under a policy, and simulates it.
 
@@ -74,53 +125,61 @@ class StepModel:
         costs: durations of operators, and the device with its links.
         settings: micro-batches, parallel settings, optimizer.
         fixed: policy that applies together with every simulated policy.
+        caveats: what is not modelled, as text, in addition to what the captured step says.
+        is_swapping: assume that other layers swap, independently of the policy.
+        parts: of a model that differs in the number of micro-batches or in `is_swapping` only; then the captured step,
+            the fixed policy and the caveats are those of `parts`.
+
+    Attributes:
+        layers: graphs of the compiled layers under a policy, and the step as captured.
+        names: operator -> its names.
+        captured: the step without any policy: weights all-gathered, tensors shared by layers, equal operators merged.
+        caveats: what is not modelled, as text.
+        transfers: durations of transfers.
+        weights: weights of each stage, and their gradients.
+        layout: stages and schedule.
 
     Raises:
         SimulationError: if the pipeline settings do not fit the model.
         CostError: if the optimizer is unknown.
     """
 
-    def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings, fixed: Policy | None = None):
-        self.costs = costs
-        self.settings = settings
-        # Graphs of the compiled layers under a policy, and the step as captured.
-        self.layers = CompiledLayers(captured, settings, fixed)
-        self.names = self.layers.labels  # operator -> its names
-        self.caveats = list_caveats(captured.graph, settings)
-        # The step without any policy: weights all-gathered, tensors shared by layers, equal operators merged.
-        self.captured = replace(self.layers.plain, notes=(*captured.notes, *self.caveats))
-        stage_cards = settings.num_cards // settings.pipeline.num_stages
-        is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
-        self.transfers = TransferCosts(
-            partial(copy_ns, link=costs.device.offload, device=costs.device),
-            partial(copy_ns, link=costs.device.prefetch, device=costs.device),
-            partial(send_ns, is_within_node=is_within_node, device=costs.device),
-            costs.device.contended_permille,
-        )
-        layout = build_stage_layout(
-            settings.pipeline, captured.num_layers, settings.num_micro_batches, settings.num_sequences
-        )
-        self.weights = weigh_stages(captured, self.captured.graph, layout, settings, costs.device)
-        self.layout = replace(
-            layout, closing_bytes=self.weights.closing_bytes, forward_bytes=self.weights.forward_bytes
-        )
-        self._collectives = {**captured.collectives, **self.layers.gathers}
-        self._update_terms = update_terms(self.weights.parameters, settings, costs.device)
-        self.is_swapping = False  # assume that other layers swap, independently of the policy
-        self._has_single_micro_step = self.layout.num_micro_steps == 1  # not updated by `with_micro_batches`
-        self._blocks: dict[tuple[Hashable, int], Block] = {}  # by layer settings and segment
-        self._recent: dict[Hashable, Callable[[int], Block]] = {}  # layer settings -> builder of blocks
+    def __init__(
+        self,
+        captured: CapturedStep,
+        costs: CostTable,
+        settings: StepSettings,
+        fixed: Policy | None = None,
+        *,
+        caveats: tuple[str, ...] = (),
+        is_swapping: bool = False,
+        parts: _SharedParts | None = None,
+    ):
+        parts = parts or _make_parts(captured, costs, settings, fixed, caveats)
+        self.costs, self.settings, self.is_swapping = costs, settings, is_swapping
+        self.layers, self.captured, self.caveats = parts.layers, parts.captured, parts.caveats
+        self.names = parts.layers.labels
+        self.transfers, self.weights = parts.transfers, parts.weights
+        self.layout = replace(parts.layout, num_micro_batches=settings.num_micro_batches)
+        self._parts = parts
+        self._update_terms = update_terms(parts.weights.parameters, settings, costs.device)
 
     # -- other models of the same step ------------------------------------------------------------
 
-    def remade(
-        self, costs: CostTable | None = None, settings: StepSettings | None = None, fixed: Policy | None = None
-    ) -> "StepModel":
-        """Return a model of the same captured step with other costs, settings, or fixed policy; None keeps them."""
-        return StepModel(self.layers.source, costs or self.costs, settings or self.settings, fixed or self.layers.fixed)
+    def with_costs(self, costs: CostTable) -> "StepModel":
+        """Return a model of the same captured step with other durations, or on another device."""
+        return StepModel(self.layers.source, costs, self.settings, self.layers.fixed)
 
-    def short(self, kept: Sequence[int]) -> "StepModel":
-        """Return a step model truncated to fewer layers.
+    def with_settings(self, settings: StepSettings) -> "StepModel":
+        """Return a model of the same captured step with other settings."""
+        return StepModel(self.layers.source, self.costs, settings, self.layers.fixed)
+
+    def with_fixed_policy(self, fixed: Policy) -> "StepModel":
+        """Return a model of the same captured step with another fixed policy."""
+        return StepModel(self.layers.source, self.costs, self.settings, fixed)
+
+    def truncated(self, kept: Sequence[int]) -> "StepModel":
+        """Return a step model with fewer layers.
 
         Args:
             kept: indices of the layers of the full model that remain, spread evenly over the stages.
@@ -133,17 +192,14 @@ class StepModel:
 
     def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
         """Return the same model with another number of micro-batches; both share the cache of blocks."""
-        other = copy.copy(self)
-        other.layout = replace(self.layout, num_micro_batches=num_micro_batches)
-        other.settings = replace(self.settings, num_micro_batches=num_micro_batches)
-        other._update_terms = update_terms(self.weights.parameters, other.settings, self.costs.device)
-        return other
+        return self._sharing(replace(self.settings, num_micro_batches=num_micro_batches), self.is_swapping, self._parts)
 
-    def swapping(self, is_swapping: bool = True) -> "StepModel":
+    def with_swap(self, is_swapping: bool = True) -> "StepModel":
         """Return the same model with `is_swapping` set; both share the cache of blocks."""
-        other = copy.copy(self)
-        other.is_swapping = is_swapping
-        return other
+        return self._sharing(self.settings, is_swapping, self._parts)
+
+    def _sharing(self, settings: StepSettings, is_swapping: bool, parts: _SharedParts) -> "StepModel":
+        return type(self)(self.layers.source, self.costs, settings, is_swapping=is_swapping, parts=parts)
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -175,57 +231,62 @@ class StepModel:
             )
         acting = with_recompute_only(policy)
 
-        def layers_of(model: StepModel) -> list[Block]:
-            return [model.layer_block(acting, index) for index in range(self.captured.num_layers)]
+        def layers_of(is_swapping: bool) -> list[Block]:
+            return [self._layer_block(acting, index, is_swapping) for index in range(self.captured.num_layers)]
 
-        model = self.swapping(self.is_swapping or has_swaps(self.layers.with_fixed(acting)))
-        layers = layers_of(model)
-        if model.is_swapping and not any(t.num_copies for block in dict.fromkeys(layers) for t in block.tensors):
-            layers = layers_of(self)  # no named tensor is saved for backward, so nothing is swapped
-        behind = len(self.captured.trees)
-        return [self._block(PLAIN, 0, -1), *layers, self._block(PLAIN, 0, behind)]
+        is_swapping = self.is_swapping or has_swaps(self.layers.with_fixed(acting))
+        layers = layers_of(is_swapping)
+        if is_swapping and not any(t.num_copies for block in dict.fromkeys(layers) for t in block.tensors):
+            layers = layers_of(self.is_swapping)  # no named tensor is saved for backward, so nothing is swapped
+        prologue, epilogue = (
+            self._block(PLAIN, 0, segment, self.is_swapping) for segment in (-1, len(self.captured.trees))
+        )
+        return [prologue, *layers, epilogue]
 
     def blocks_with_free_gathers(self) -> list[Block]:
         """Return `blocks` without swap and recompute, with zero duration of the AllGathers of weights."""
         if not self.layers.gathers:
             return self.blocks(PLAIN)
-        free = copy.copy(self)
-        free._collectives, free._blocks, free._recent = dict(self.captured.collectives), {}, {}
-        return free.blocks(PLAIN)
+        parts = replace(self._parts, collectives=self.captured.collectives, cache=_BlockCache())
+        return self._sharing(self.settings, self.is_swapping, parts).blocks(PLAIN)
 
     def layer_block(self, policy: Policy, layer_index: int) -> Block:
         """Return the block of one layer under a policy, as in `blocks` if no layer swaps."""
-        position = self.captured.sample.layer_map[layer_index]
-        acting = with_recompute_only(policy)
+        return self._layer_block(with_recompute_only(policy), layer_index, self.is_swapping)
+
+    def holder_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
+        """Return `CompiledLayers.holder_names` of a layer, whether or not swap is enabled."""
+        return self.layers.holder_names(with_recompute_only(policy), layer_index)
+
+    def _layer_block(self, acting: Policy, layer_index: int, is_swapping: bool) -> Block:
+        segment = self.captured.sample.layer_map[layer_index]
         try:
-            return self._block(acting, layer_index, position)
+            return self._block(acting, layer_index, segment, is_swapping)
         except SimulationError as error:
             raise self.layers.not_simulated(error, acting, layer_index) from None
 
-    def holder_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
-        """Return `CompiledLayers.keeper_names` of a layer, whether or not swap is enabled."""
-        return self.layers.holder_names(with_recompute_only(policy), layer_index)
-
-    def _block(self, policy: Policy, layer_index: int, segment: int) -> Block:
+    def _block(self, policy: Policy, layer_index: int, segment: int, is_swapping: bool) -> Block:
         """Return the block of a segment, if all compiled layers have the settings of one layer of the model."""
         # Swap of another layer changes recomputed layers only (`StepReader.of_weights`).
-        is_swapping = self.is_swapping and self._has_single_micro_step
+        is_swapping = is_swapping and self._parts.has_single_micro_step
         is_swapping = is_swapping and any(layer_key(self.layers.with_fixed(policy), layer_index)[0])
         key = (*layer_key(policy, layer_index), is_swapping)
-        if (key, segment) not in self._blocks:
-            if key not in self._recent:
-                while len(self._recent) >= NUM_RECENT:
-                    del self._recent[next(iter(self._recent))]
-                self._recent[key] = self._cut(policy, layer_index, is_swapping)
-            self._blocks[key, segment] = self._recent[key](segment)
-        return self._blocks[key, segment]
+        blocks, builders = self._parts.cache.blocks, self._parts.cache.builders
+        if (key, segment) not in blocks:
+            if key not in builders:
+                while len(builders) >= NUM_RECENT:
+                    del builders[next(iter(builders))]
+                builders[key] = self._block_builder(policy, layer_index, is_swapping)
+            blocks[key, segment] = builders[key](segment)
+        return blocks[key, segment]
 
-    def _cut(self, policy: Policy, layer_index: int, is_swapping: bool) -> Callable[[int], Block]:
+    def _block_builder(self, policy: Policy, layer_index: int, is_swapping: bool) -> Callable[[int], Block]:
+        """Read the step in which all compiled layers have these settings; return the function segment -> block."""
         return BlockBuilder(
             graph=self.layers.with_ordered_halves(self.layers.rewritten(policy, layer_index)),
             operator_ns=self.costs.operator_ns,
             label=self.names,
-            collectives=self._collectives,
+            collectives=self._parts.collectives,
             collective_ns=self.collective_ns,
             is_fused=self.settings.is_fused,
             per_step_operators=self.layers.per_step_operators,
@@ -234,7 +295,7 @@ class StepModel:
             is_swapping=is_swapping,
         ).block
 
-    # -- figures ----------------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------
 
     @property
     def static(self) -> tuple[StaticMemory, ...]:

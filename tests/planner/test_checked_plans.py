@@ -52,7 +52,7 @@ def test_check_says_nothing_of_a_plan(name):
     step = recorded_step(name)
     before = {problem.rule for problem in check_document(step.document).problems}
     most, limit = step.simulate(Policy(is_swap_enabled=True)).peak_bytes, step.device.usable_memory_bytes
-    model = step.with_swap().model
+    model = step.as_compiled_with_swap().model
     bound_inputs = collect_bound_inputs(model, short_model(model)[-1].simulate(Policy(is_swap_enabled=True)))
     least = least_budget_bytes(bound_inputs, step.device.host_memory_bytes, Allow())
     for share, simple, allow in PLANS.get(name, (FULL,)) if not is_nightly() else (FULL, *OTHERS):

@@ -41,7 +41,7 @@ def test_a_row_is_simulated_as_its_policy(name, tmp_path):
     """What has no effect, or is copied for nothing, is in no policy; that is asked of operators of one card."""
     config, edits = CONFIGS[name]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(edited(yaml.safe_load(config.read_text()), edits)))
-    model = capture_apart(tmp_path / "config.yaml").swapping()  # as other layers do, if this one does not
+    model = capture_apart(tmp_path / "config.yaml").with_swap()  # as other layers do, if this one does not
     rows = LayerAssignments(model, build_catalog(model))
     stage_problem = PipelineProblem(rows, model, 1 << 50, 1 << 50)
     can_swap = stage_problem.costs.freed_bytes[1, :, 0] > 0

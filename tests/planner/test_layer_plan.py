@@ -10,7 +10,7 @@ from mindswap.planner.problem import Allow, PlanProblem
 from mindswap.planner.solver.search import Stop
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.simulator.layer_swaps import LayerSwapModel
+from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
 from tests.planner.models import MB, small_model
 
 NUM_LAYERS = 5
@@ -20,7 +20,7 @@ FAST = load_device("generic", {"d2h": "250GB/s", "h2d": "250GB/s"})
 
 @pytest.fixture(scope="module")
 def model():
-    return LayerSwapModel.of(small_model(NUM_LAYERS, device=FAST))
+    return LayerSwapModel2x.of(small_model(NUM_LAYERS, device=FAST))
 
 
 def problem(model, budget_bytes, **options):
@@ -88,7 +88,7 @@ def test_nothing_fits(model):
 
 
 def test_interrupted_the_best_so_far_counts():
-    model = LayerSwapModel.of(small_model(NUM_LAYERS))  # slow copies: no policy is as fast as the bound
+    model = LayerSwapModel2x.of(small_model(NUM_LAYERS))  # slow copies: no policy is as fast as the bound
 
     def stop():
         raise Stop

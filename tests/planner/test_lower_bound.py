@@ -728,16 +728,16 @@ def model():
     their products. In so small a model that is the peak, which no policy moves.
     """
     captured = capture_apart(CONFIG)
-    return captured.remade(settings=replace(captured.settings, data_parallel=1, optimizer="FusedAdamW"))
+    return captured.with_settings(replace(captured.settings, data_parallel=1, optimizer="FusedAdamW"))
 
 
 @pytest.mark.mindspore
 def test_no_policy_of_experts_beats_the_bound(tmp_path):
     model = capture_experts(tmp_path)
     keep = evaluate(problem(model, PLENTY), Policy())
-    known, catalog = collect_bound_inputs(model, keep.step), build_catalog(model.swapping())
+    known, catalog = collect_bound_inputs(model, keep.step), build_catalog(model.with_swap())
     assert any(tensor_graph.recomputed_cells for tensor_graph in known.tensor_graphs)
-    rows, chance, num_binding = LayerAssignments(model.swapping(), catalog), random.Random(0), 0
+    rows, chance, num_binding = LayerAssignments(model.with_swap(), catalog), random.Random(0), 0
     for _ in range(examples(40, 200)):
         policy = rows.policy(random_choice(catalog, chance))
         evaluation = evaluate(problem(model, PLENTY), policy)
@@ -1088,17 +1088,17 @@ def test_copies_of_weights_that_micro_batches_hold_do_not_move():
     """With several micro-batches in flight each holds its copy of a weight; all else of the layer may leave it."""
     model = small_model(4, 2, 4)
     assert _unmoved(model) == frozenset()
-    plain = model.layer_block
+    plain = model._layer_block
     weight = BlockTensor("copy", MB, True, False, 0, Consumers(1, 1, 1, 1, 1), None)
 
-    def with_weight(policy: Policy, layer_index: int) -> Block:
-        block = plain(policy, layer_index)
+    def with_weight(policy: Policy, layer_index: int, is_swapping: bool) -> Block:
+        block = plain(policy, layer_index, is_swapping)
         return Block(block.forward, block.backward, (*block.tensors, weight), block.reads, block.per_step_operators)
 
-    model.layer_block = with_weight
+    model._layer_block = with_weight
     assert _unmoved(model) == {"copy"}
     known = compute_liveness(model, 4)
-    model.layer_block = plain
+    model._layer_block = plain
     other = compute_liveness(model, 4)
     # Stage 0 has 2 layers, and up to 2 micro-batches in flight.
     assert (known.fixed_bytes - other.fixed_bytes).max() == 2 * 2 * MB

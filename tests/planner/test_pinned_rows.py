@@ -48,14 +48,14 @@ def test_numbers_of_distances_keep_the_order_and_what_is_fixed(distances, fixed,
 def copies_of(block):
     """Of the block's own tensors: prefetch distance by label, from the elements and from the arrays."""
     arrays = block.arrays
-    own = zip(arrays.own["label"].tolist(), arrays.own["prefetch"].tolist(), strict=True)
+    own = zip(arrays.own.label.tolist(), arrays.own.prefetch.tolist(), strict=True)
     by_array = {str(arrays.labels[label]): prefetch for label, prefetch in own if prefetch}
     return {str(one.label): one.prefetch for one in block.tensors if one.prefetch and one.role is None}, by_array
 
 
 def test_copies_of_other_tensors_stay_beside_new_ones():
     model = small_model()
-    pinned = model.remade(fixed=pinned_policy((read_pin(r"attn\.exp=swap:7"),), model, DEFAULT_ALLOW))
+    pinned = model.with_fixed_policy(pinned_policy((read_pin(r"attn\.exp=swap:7"),), model, DEFAULT_ALLOW))
     catalog = build_catalog(pinned, Allow(pinned=(r"attn\.exp",)))
     labels = [str(group.label) for group in catalog.groups[0]]
     row = np.zeros(len(labels), np.int64)
@@ -80,13 +80,13 @@ def held_operators(model):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_row_beside_a_pin_is_simulated_as_their_policy(name):
     """What a plan moves is what was pinned, as far ahead as pinned, and what the row adds."""
-    model = MODELS[name]().swapping()
+    model = MODELS[name]().with_swap()
     chance = np.random.default_rng(0)
     num_pinned = 0
     for operator in chance.permutation(held_operators(model)).tolist():
         pin = Pin(exact_pattern(operator), PinTreatment.SWAP, int(chance.choice((2, 3, 10))))
         try:
-            pinned = model.remade(fixed=pinned_policy((pin,), model, DEFAULT_ALLOW)).swapping()
+            pinned = model.with_fixed_policy(pinned_policy((pin,), model, DEFAULT_ALLOW)).with_swap()
         except PlanError:
             continue  # another name holds the same memory
         num_pinned += 1

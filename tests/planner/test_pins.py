@@ -109,7 +109,7 @@ def test_a_pin_that_allow_excludes_is_refused(means, allow):
 def planned(budget_bytes, *texts, model=None):
     pins = tuple(map(read_pin, texts))
     model = model or small_model()
-    model = model.remade(fixed=pinned_policy(pins, model, DEFAULT_ALLOW))
+    model = model.with_fixed_policy(pinned_policy(pins, model, DEFAULT_ALLOW))
     allow = Allow(pinned=tuple(pin.pattern for pin in pins))
     return Planner(model, allow).plan(PlanProblem(model, budget_bytes, HOST_BYTES, 8, allow))
 

@@ -24,7 +24,7 @@ from mindswap.planner.solver.search import Search
 from mindswap.planner.sweep import bound_curve
 from mindswap.policy.model import Policy
 from mindswap.policy.wording import format_layers
-from mindswap.simulator.layer_swaps import LayerSwapModel
+from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
 from tests.planner.builders import Tensor, ToySpace, random_space
 from tests.planner.models import MB, small_model
 from tests.planner.test_plan_cache import with_links
@@ -142,7 +142,7 @@ WHOLE_LAYERS = {"1 MB less": (1, {}), "4 MB less": (4, {}), "3 MB less, swap": (
 
 def whole_layers_of(name: str) -> dict[str, object]:
     less, options = WHOLE_LAYERS[name]
-    model = LayerSwapModel.of(small_model(7, 1, 3, with_links(2 * 10**11)))
+    model = LayerSwapModel2x.of(small_model(7, 1, 3, with_links(2 * 10**11)))
     keep_bytes = model.simulate(Policy()).peak_bytes
     return planned(plan_layers(PlanProblem(model, keep_bytes - less * MB, PLENTY, 8, **options)))
 

@@ -11,6 +11,7 @@ from mindswap.planner.solver.improve import forward_time_ns, hiding_time_ns
 from mindswap.planner.stage_problem import AssignmentCost
 from mindswap.planner.step_problem import PipelineProblem, SingleStageProblem, _short_run, idle_times_ns
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
+from mindswap.simulator.layer_block import CopySetting
 from mindswap.simulator.layout import build_stage_layout
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.step_model import StepModel
@@ -125,7 +126,7 @@ def test_what_a_swap_is_worth(num_copies, is_resident, assignment_cost):
     assert _assignment_cost(model, frozenset(), plain, plain) == AssignmentCost(0, 0, 0, 0)
     (label,) = (tensor.label for tensor in plain.tensors if str(tensor.label) == "attn.exp")
     assert (
-        _assignment_cost(model, frozenset(), plain, plain.with_copies({label: (8, num_copies, is_resident)}))
+        _assignment_cost(model, frozenset(), plain, plain.with_copies({label: CopySetting(8, num_copies, is_resident)}))
         == assignment_cost
     )
 

@@ -8,7 +8,7 @@ from mindswap.graph.analysis.collectives import Collective
 from mindswap.graph.analysis.saved_tensors import Names, OperatorNames
 from mindswap.graph.ops import is_kernel
 from mindswap.policy.model import Policy
-from mindswap.simulator.layer_block import make_arrays
+from mindswap.simulator.layer_block import CopySetting, make_arrays
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import NO_OP, ONE_WAY, OpKind
 from mindswap.simulator.program_builder import build_program
@@ -90,24 +90,25 @@ def same_as_its_parts(block) -> bool:
     names = ("forward", "backward", "per_step_operators", "own", "shared")
     parts = [(getattr(made, name), getattr(block.arrays, name)) for name in names]
     return (made.boundary_tensors, made.labels) == (block.arrays.boundary_tensors, block.arrays.labels) and all(
-        own.keys() == other.keys() and all(np.array_equal(own[name], other[name]) for name in own)
-        for own, other in parts
+        all(np.array_equal(column, vars(other)[name]) for name, column in vars(own).items()) for own, other in parts
     )
 
 
 def test_copies_are_in_tensors_and_arrays():
     plain = model().layer_block(Policy(), 1)
     # `mlp.gelu` is the block's own; `add` is what it hands to the layer behind it.
-    block = plain.with_copies({Names.of("mlp.gelu"): (3, 1, False), Names.of("add"): (5, 2, True)})
+    block = plain.with_copies(
+        {Names.of("mlp.gelu"): CopySetting(3, 1, False), Names.of("add"): CopySetting(5, 2, True)}
+    )
     copied = {str(t.label): (t.prefetch, t.num_copies, t.is_resident) for t in block.tensors if t.num_copies}
     assert copied == {"mlp.gelu": (3, 1, False), "add": (5, 2, True)}
     assert same_as_its_parts(block)
     assert not any(tensor.num_copies for tensor in plain.tensors)
-    assert not plain.arrays.own["num_copies"].any()
+    assert not plain.arrays.own.num_copies.any()
 
 
 def test_other_distances_for_the_copies_that_a_block_has():
-    copies = {Names.of("mlp.gelu"): (2, 1, False), Names.of("add"): (1, ONE_WAY, False)}
+    copies = {Names.of("mlp.gelu"): CopySetting(2, 1, False), Names.of("add"): CopySetting(1, ONE_WAY, False)}
     block = model().layer_block(Policy(), 1).with_copies(copies).with_distances({1: 7, 2: 9})
     copied = {str(t.label): (t.prefetch, t.num_copies) for t in block.tensors if t.num_copies}
     assert copied == {"mlp.gelu": (9, 1), "add": (7, ONE_WAY)}
@@ -117,5 +118,5 @@ def test_other_distances_for_the_copies_that_a_block_has():
 def test_a_block_made_from_another_has_arrays_of_its_own():
     block = model().layer_block(Policy(), 1)
     longer = replace(block, backward=(replace(block.backward[0], duration_ns=7), *block.backward[1:]))
-    assert longer.arrays.backward["duration_ns"][0] == 7
+    assert longer.arrays.backward.duration_ns[0] == 7
     assert same_as_its_parts(longer)

@@ -114,9 +114,9 @@ def test_in_a_step_that_swaps_it_does():
     moved = kept_bytes(own.program(KEEP_ALL)) - kept_bytes(own.program(swap))
     assert moved > 0
     assert kept_bytes(own.program(replace(swap, select_recompute=again))) == 20 * KIB - moved
-    pinned = own.remade(fixed=Policy(True, op_swap=(OpSwap(r"mlp\.gelu", ALL_LAYERS, 1),)))
+    pinned = own.with_fixed_policy(Policy(True, op_swap=(OpSwap(r"mlp\.gelu", ALL_LAYERS, 1),)))
     assert kept_bytes(pinned.program(Policy(True, select_recompute=again))) == 20 * KIB - 6 * moved
-    assert kept_bytes(own.remade(fixed=Policy(True, select_recompute=again)).program(swap)) == 20 * KIB - moved
+    assert kept_bytes(own.with_fixed_policy(Policy(True, select_recompute=again)).program(swap)) == 20 * KIB - moved
     void = Policy(True, op_swap=(OpSwap("mlp.*", ALL_LAYERS, 1),), layer_recompute=ALL_LAYERS)
     assert kept_bytes(own.program(void)) == kept_bytes(own.program(replace(void, op_swap=())))
     named_without_layers = Policy(True, op_swap=(OpSwap(r"mlp\.gelu", NO_LAYERS, 1),), select_recompute=again)

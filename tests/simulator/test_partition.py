@@ -287,7 +287,7 @@ def test_a_cast_of_a_gathered_weight_is_launched_first_in_later_micro_batches_an
 
 def test_durations_of_pieces_are_one_column_where_sequences_are_whole():
     arrays = cut().layers[0].arrays
-    assert [part["piece_ns"].shape for part in (arrays.forward, arrays.backward, arrays.per_step_operators)] == [
+    assert [part.piece_ns.shape for part in (arrays.forward, arrays.backward, arrays.per_step_operators)] == [
         (4, 1),
         (4, 1),
         (0, 1),

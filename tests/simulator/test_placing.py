@@ -7,9 +7,9 @@ In the execution order a copy out stands behind its maker: with tensors made by 
 import numpy as np
 import pytest
 
-from mindswap.simulator.placing import TransferCosts, place_memory
+from mindswap.simulator.placing import StageSpan, TransferCosts, place_memory
 from mindswap.simulator.program import NO_OP, ONE_WAY, MemoryKind, OpKind
-from mindswap.simulator.stage_pass import TENSOR_COLUMNS
+from mindswap.simulator.tensor_lifetimes import StageTensors
 from tests.simulator.builders import program_of
 
 STAGE = "F1 F1 F1 F1 F1 B1 B1 B1 B1 B1"
@@ -20,14 +20,14 @@ def tensor(begin=0, user=8, prefetch=1, **changes):
     """A swapped tensor of 7 bytes, made in forward; `user` is its only use in backward."""
     row = dict(size_bytes=7, is_forward=True, begin=begin, last_forward=begin + 1, first_backward=user,
                last_backward=user, kind=MemoryKind.TRANSIENT, label=0, layer=0, micro_batch=0, prefetch=prefetch,
-               num_copies=1, is_resident=False)  # fmt: skip
+               num_copies=1, is_resident=False, is_optimizer_input=False)  # fmt: skip
     return row | changes
 
 
 def place(*tensors, stage=STAGE, first=0, num_before=0, ops=None):
     ops = ops or program_of(stage).ops
-    columns = {key: np.array([row[key] for row in tensors]) for key in TENSOR_COLUMNS}
-    return place_memory(columns, ops, first, len(ops), 0, COSTS, num_before)
+    columns = StageTensors(**{key: np.array([row[key] for row in tensors]) for key in tensors[0]})
+    return place_memory(columns, ops, StageSpan(0, first, len(ops)), COSTS, num_before)
 
 
 def spans(intervals):

@@ -13,7 +13,7 @@ from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, Op
 from mindswap.simulator.captured_step import CapturedStep
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.simulator.layer_swaps import LayerSwapModel
+from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
 from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.summary import find_causes, measure_layers, measure_stages
 from tests.recorded_steps import NAMES, captured, recorded
@@ -86,7 +86,7 @@ def simulations(settings: StepSettings) -> Callable[[CapturedStep], object]:
 
 def layer_swaps(step: CapturedStep) -> object:
     """Whole layers as MindFormers 2.x swaps them."""
-    model = LayerSwapModel.of(StepModel(step, CostTable(load_device("atlas_800t_a2")), PLAIN))
+    model = LayerSwapModel2x.of(StepModel(step, CostTable(load_device("atlas_800t_a2")), PLAIN))
     return figures(model, Policy(True, layer_swap=(LayerSwap(Layers((0, 1)), 1),), layer_recompute=Layers((3,))))
 
 

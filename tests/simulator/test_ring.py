@@ -2,8 +2,9 @@
 
 from mindswap.graph.model import TensorType
 from mindswap.graph.passes.interleaved_halves import RingKernel, Round, list_rounds, ring_flops
-from mindswap.simulator.layer_block import BlockOp, ring_buffers, ring_ops
+from mindswap.simulator.layer_block import BlockOp
 from mindswap.simulator.program import NO_OP, OpKind
+from mindswap.simulator.ring_attention import ring_buffers, ring_ops
 
 CONCAT, SPLIT, ADD = RingKernel("Concat", 2), RingKernel("Split", 3), RingKernel("Add", 5)
 

@@ -9,7 +9,14 @@ from mindswap.graph.analysis.collectives import Collective
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.layer_block import Consumers, use_rows
 from mindswap.simulator.program import NO_OP, OpKind
-from mindswap.simulator.stage_pass import WEIGHT_HALF, MicroBatchGroup, StagePass, split_backward_pass
+from mindswap.simulator.stage_pass import (
+    WEIGHT_HALF,
+    MicroBatchGroup,
+    PassOps,
+    SplitBackward,
+    StagePass,
+    split_backward_pass,
+)
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB, node
 from tests.simulator import steps
@@ -41,30 +48,31 @@ def test_what_runs_again_waits_for_the_gradient_beside_communication():
 def test_both_halves_of_a_backward():
     """RECEIVE, g, its AllReduce, w, g, w, SEND; both w and the second g wait for the AllReduce, SEND for the last w."""
     kind = [OpKind.RECEIVE, BACKWARD, COLLECTIVE, BACKWARD, BACKWARD, BACKWARD, OpKind.SEND]
-    columns = {
-        "duration_ns": np.array([0, 10, 20, 30, 40, 50, 60]),
-        "kind": np.array(kind),
-        "wait_op": np.array([NO_OP, 0, 1, 2, 2, 2, 5]),
-        "label": np.arange(7),
-        "layer": np.zeros(7, int),
-        "is_weight": np.array([False, False, False, True, False, True, False]),
-    }
-    first, second, places = split_backward_pass(StagePass(columns, {3: 1}, receive=3, send=2))
-    assert first.columns["duration_ns"].tolist() == [0, 10, 20, 40, 60]
+    ops = PassOps(
+        kind=np.array(kind),
+        piece_ns=np.array([[0, 10, 20, 30, 40, 50, 60]]).T,
+        wait_op=np.array([NO_OP, 0, 1, 2, 2, 2, 5]),
+        label=np.arange(7),
+        layer=np.zeros(7, int),
+        is_weight=np.array([False, False, False, True, False, True, False]),
+    )
+    first, second, positions = split_backward_pass(StagePass(ops, {3: 1}, receive=3, send=2))
+    assert first.ops.piece_ns[:, 0].tolist() == [0, 10, 20, 40, 60]
     # SEND, which came behind a w, waits for the g before that.
-    assert first.columns["wait_op"].tolist() == [NO_OP, 0, 1, 2, 3]
+    assert first.ops.wait_op.tolist() == [NO_OP, 0, 1, 2, 3]
     assert (first.receive, first.send) == (3, 2)
-    assert second.columns["duration_ns"].tolist() == [30, 50]
-    assert second.columns["wait_op"].tolist() == [NO_OP, NO_OP]
-    assert second.columns["wait_half"].tolist() == [2, 2]  # the AllReduce, from the begin of the first half
+    assert second.ops.piece_ns[:, 0].tolist() == [30, 50]
+    assert second.ops.wait_op.tolist() == [NO_OP, NO_OP]
+    assert second.ops.wait_half.tolist() == [2, 2]  # the AllReduce, from the begin of the first half
     assert (second.receive, second.send) == (None, None)
-    assert places.tolist() == [0, 1, 2, WEIGHT_HALF, 3, WEIGHT_HALF + 1, 4]
+    assert positions.tolist() == [0, 1, 2, WEIGHT_HALF, 3, WEIGHT_HALF + 1, 4]
 
 
 # Turns.
 
 
-FORWARD, TURNS_BACKWARD = StagePass({}, {}), StagePass({}, {})
+NO_OPS = PassOps(*np.zeros((6, 0)))
+FORWARD, TURNS_BACKWARD = StagePass(NO_OPS, {}), StagePass(NO_OPS, {})
 
 # Read by operator 0 of backward alone; by 0, 2 and 3; by 1 and 3; by none. Operators 1 and 3 give gradients of weights.
 USES = use_rows(
@@ -79,7 +87,7 @@ USES = use_rows(
 
 def test_uses_where_backward_is_whole():
     groups = MicroBatchGroup(FORWARD, TURNS_BACKWARD)
-    last_forward, first, last = groups.placed_uses(USES, np.full(4, 100), np.full(4, 10)).tolist()
+    last_forward, first, last = groups.uses_in_pass(USES, np.full(4, 100), np.full(4, 10)).tolist()
     assert last_forward == [105, 106, 107, NO_OP]
     assert (first, last) == ([10, 10, 11, NO_OP], [10, 13, 13, NO_OP])
 
@@ -87,7 +95,7 @@ def test_uses_where_backward_is_whole():
 def test_uses_where_backward_is_cut():
     """A backward of g, w, g, w: operators 0 and 2 go to the first half, 1 and 3 to the second."""
     places = np.array([0, WEIGHT_HALF, 1, WEIGHT_HALF + 1])
-    groups = MicroBatchGroup(FORWARD, TURNS_BACKWARD, (TURNS_BACKWARD, TURNS_BACKWARD), places)
-    _, first, last = groups.placed_uses(USES, np.zeros(4, int), np.zeros(4, int)).tolist()
+    groups = MicroBatchGroup(FORWARD, TURNS_BACKWARD, SplitBackward(TURNS_BACKWARD, TURNS_BACKWARD, places))
+    _, first, last = groups.uses_in_pass(USES, np.zeros(4, int), np.zeros(4, int)).tolist()
     assert first == [0, 0, WEIGHT_HALF, NO_OP]
     assert last == [0, WEIGHT_HALF + 1, WEIGHT_HALF + 1, NO_OP]

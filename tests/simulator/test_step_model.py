@@ -145,9 +145,9 @@ def test_blocks_are_made_once_for_layers_with_equal_settings():
 
 def test_a_block_is_made_when_it_is_asked_for_and_its_step_is_read_once(monkeypatch):
     asked, read, own = [], [], model(NUM_LAYERS)
-    make, cut = BlockBuilder.block, StepModel._cut
+    make, cut = BlockBuilder.block, StepModel._block_builder
     monkeypatch.setattr(BlockBuilder, "block", lambda self, segment: asked.append(segment) or make(self, segment))
-    monkeypatch.setattr(StepModel, "_cut", lambda self, *policy: read.append(policy) or cut(self, *policy))
+    monkeypatch.setattr(StepModel, "_block_builder", lambda self, *policy: read.append(policy) or cut(self, *policy))
     policy = Policy(True, op_swap=(OpSwap("mlp", ALL_LAYERS, 1),))
     own.layer_block(policy, 0)
     own.layer_block(policy, 0)
@@ -164,7 +164,7 @@ def test_what_a_step_that_was_read_long_ago_has_is_read_again(monkeypatch):
     policy = Policy(True, op_swap=(OpSwap("mlp", Layers((1, 3)), 1),))
     few, many = model(NUM_LAYERS), MODEL
     assert few.simulate(policy).step_time_ns == many.simulate(policy).step_time_ns
-    assert len(few._recent) == 1
+    assert len(few._parts.cache.builders) == 1
 
 
 def test_peak_is_the_sum_of_activations_and_static_memory():
@@ -333,12 +333,12 @@ def test_the_flops_of_a_step_are_those_of_its_matrix_products():
 
 def test_a_model_made_again_keeps_what_is_not_given():
     fixed, keep = Policy(True, layer_recompute=Layers((0,))), Policy(True)
-    own = MODEL.remade(fixed=fixed)
-    assert own.layers.fixed is own.remade().layers.fixed is fixed
-    assert MODEL.layers.fixed is not fixed and own.remade(fixed=keep).layers.fixed is keep
+    own = MODEL.with_fixed_policy(fixed)
+    assert own.layers.fixed is own.with_costs(FREE.costs).layers.fixed is fixed
+    assert MODEL.layers.fixed is not fixed and own.with_fixed_policy(keep).layers.fixed is keep
     assert (own.costs, own.settings) == (MODEL.costs, MODEL.settings)
     other = replace(MODEL.settings, seq_length=17)
-    assert MODEL.remade(settings=other).settings is other and MODEL.remade(FREE.costs).costs is FREE.costs
+    assert MODEL.with_settings(other).settings is other and MODEL.with_costs(FREE.costs).costs is FREE.costs
 
 
 def test_flops_are_of_all_cards_that_do_the_same_and_all_micro_batches():

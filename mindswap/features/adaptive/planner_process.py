@@ -45,7 +45,7 @@ def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections
     Raises:
         MindswapError: if the step cannot be captured, or the plan cannot be written.
     """
-    loaded = corrected_step(load_step(str(config_path), _device(config_path)), corrections).with_swap()
+    loaded = corrected_step(load_step(str(config_path), _device(config_path)), corrections).as_compiled_with_swap()
     offset = corrections.static_offset_bytes
     problem = make_problem(loaded, max(budget_bytes - offset, 1))
     # `known` excludes operators of the CPU stand-ins, which a configuration cannot name.
@@ -109,7 +109,7 @@ def corrected_step(loaded: LoadedStep, corrections: Corrections) -> LoadedStep:
         return loaded
     device = corrected_device(loaded.device, corrections)
     measured = {key: ns * 1000 // corrections.compute_permille for key, ns in loaded.model.costs.measured.items()}
-    return replace(loaded, model=loaded.model.remade(costs=CostTable(device, measured)))
+    return replace(loaded, model=loaded.model.with_costs(CostTable(device, measured)))
 
 
 def _key(policy: Policy) -> str:

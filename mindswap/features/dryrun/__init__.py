@@ -118,7 +118,7 @@ def run_stages(
     @cache
     def simulate(layer_indices: tuple[int, ...] | None, count: int | None) -> SimulationReport | None:
         try:
-            return load_once().short(layer_indices, count).simulate().report() if load_once else None
+            return load_once().truncated(layer_indices, count).simulate().report() if load_once else None
         except (GraphError, SimulationError) as error:
             reasons[f"not simulated: {str(error).splitlines()[0]}"] = None
             return None

@@ -35,7 +35,7 @@ from mindswap.report.problems import format_problems
 from mindswap.rules.checker import check_document
 from mindswap.simulator.cost.budget import MemoryBudget, budget_of_device, has_margin
 from mindswap.simulator.cost.hardware import SET_BY_USER, with_fragments, without_fragments
-from mindswap.simulator.layer_swaps import LayerSwapModel
+from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
 from mindswap.simulator.step_model import StepModel
 from mindswap.units import format_bytes, format_time, parse_bytes
 
@@ -201,13 +201,13 @@ def make_plan(
         >>> plan = make_plan(step, "40GiB")
         >>> plan.save("planned.yaml")
     """
-    file_step, step, allow = step, step.with_swap(), restrict_to_compilable(step, allow)
+    file_step, step, allow = step, step.as_compiled_with_swap(), restrict_to_compilable(step, allow)
     if pins:
         step = _pinned(step, tuple(pins), allow)
         allow = replace(allow, pinned=tuple(pin.pattern for pin in pins))
     problem = make_problem(step, memory, allow, objective)
     budget_bytes, source = find_budget(step, memory)
-    if isinstance(step.model, LayerSwapModel):
+    if isinstance(step.model, LayerSwapModel2x):
         plan = plan_layers(problem, progress)
     else:
         planner = _planner(step.model, allow, step.known_layers)
@@ -234,7 +234,7 @@ def make_plan(
 def _pinned(step: LoadedStep, pins: tuple[Pin, ...], allow: Allow) -> LoadedStep:
     """Return the step with the pinned decisions. Cached, because its model caches simulations."""
     fixed = pinned_policy(pins, step.model, allow, step.known_layers)
-    return replace(step, model=step.model.remade(fixed=fixed))
+    return replace(step, model=step.model.with_fixed_policy(fixed))
 
 
 # One planner for all budgets of a step: a plan for more memory starts from plans for less, so it is never slower.
@@ -245,7 +245,7 @@ def _planner(model: StepModel, allow: Allow, trees: tuple[CellNode, ...] | None)
 
 def find_lower_bound_ns(step: LoadedStep, allow: Allow = DEFAULT_ALLOW) -> int | None:
     """Return a lower bound in ns on the step time of all policies that fit; None if the bound shows that none fits."""
-    step, allow = step.with_swap(), restrict_to_compilable(step, allow)
+    step, allow = step.as_compiled_with_swap(), restrict_to_compilable(step, allow)
     return _planner(step.model, allow, step.known_layers).bound_ns(make_problem(step, None, allow))
 
 
@@ -285,7 +285,7 @@ def sweep(
     progress: Progress = lambda: None,
 ) -> Sweep:
     """Plan for a range of budgets. Arguments as for `make_plan`."""
-    step, allow = step.with_swap(), restrict_to_compilable(step, allow)
+    step, allow = step.as_compiled_with_swap(), restrict_to_compilable(step, allow)
     problem = make_problem(step, None, allow, objective)
     planner = _planner(step.model, allow, step.known_layers)
     return Sweep(planner, problem, tuple(compact(step, plan) for plan in sweep_budgets(planner, problem, progress)))
@@ -293,7 +293,7 @@ def sweep(
 
 def evaluate_file_policy(problem: PlanProblem, step: LoadedStep) -> tuple[Compared, ...]:
     """Simulate the policy of the configuration, for comparison. Empty without one, or if it cannot be simulated."""
-    if step.path is None or isinstance(step.model, LayerSwapModel):
+    if step.path is None or isinstance(step.model, LayerSwapModel2x):
         return ()
     try:
         evaluation = evaluate(replace(problem, model=step.model), step.policy)

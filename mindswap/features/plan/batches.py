@@ -330,7 +330,9 @@ class _BatchSearch:
         if not plan.fits:
             reason = f"nothing found fits; the least is {format_bytes(plan.smallest_budget_bytes)}"
             return replace(candidate.plan, reason=reason, is_simulated=True)
-        step = load_task(replace(candidate.task, captured=captured), self.folder / str(len(self.plans))).with_swap()
+        step = load_task(
+            replace(candidate.task, captured=captured), self.folder / str(len(self.plans))
+        ).as_compiled_with_swap()
         step_plan = StepPlan(step, make_problem(step, None, self.options.allow), plan)
         return replace(candidate.plan, step_plan=step_plan, is_simulated=True)
 

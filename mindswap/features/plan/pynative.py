@@ -20,7 +20,7 @@ from mindswap.policy.wording import index_runs
 from mindswap.report.problems import format_problems
 from mindswap.rules.checker import PynativeCheck, check_pynative
 from mindswap.simulator.cost.device_costs import find_costs
-from mindswap.simulator.layer_swaps import LayerSwapModel
+from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
 from mindswap.simulator.step_model import StepModel
 from mindswap.steps.recorded import capture_of, read_trace
 
@@ -56,15 +56,14 @@ def load_step_2x(document: Document, trace: str | None, device: str | None, over
     recorded, source = read_trace(trace)
     require_same_model(document, source, recorded.trace.num_layers, trace)
     costs = find_costs([document, source], device, overrides)
-    model = LayerSwapModel.of(StepModel(capture_of(recorded), costs, read_step_settings(source)))
     name, other_name = _architecture(document), _architecture(source)
+    caveats = []
     if name and other_name and name != other_name:
-        model.caveats = (
-            *model.caveats,
-            f"the trace is of {other_name}, this file of {name}: equal sizes, another model",
-        )
+        caveats.append(f"the trace is of {other_name}, this file of {name}: equal sizes, another model")
     if checked.effect.settings.is_comm_enabled:
-        model.caveats = (*model.caveats, "recompute_comm stays as it is: a trace of one rank has no communication")
+        caveats.append("recompute_comm stays as it is: a trace of one rank has no communication")
+    graph_model = StepModel(capture_of(recorded), costs, read_step_settings(source))
+    model = LayerSwapModel2x.of(graph_model, caveats)
     return LoadedStep(document, Policy(), model, None, Path(document.file))
 
 

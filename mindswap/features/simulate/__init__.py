@@ -222,7 +222,7 @@ class LoadedStep:
         """
         chosen = self.policy if policy is None else policy
         require("policy", chosen, Policy)
-        model = self.with_swap().model if chosen.is_swap_enabled else self.model
+        model = self.as_compiled_with_swap().model if chosen.is_swap_enabled else self.model
         try:
             simulated = model.simulate(chosen)
         except SimulationError as error:
@@ -230,7 +230,7 @@ class LoadedStep:
             raise SimulationError(f"{section.location}: {error}" if section is not None else str(error)) from None
         return Run(model, chosen, simulated, title or self.title)
 
-    def short(self, kept: Sequence[int] | None, num_micro_batches: int | None = None) -> "LoadedStep":
+    def truncated(self, kept: Sequence[int] | None, num_micro_batches: int | None = None) -> "LoadedStep":
         """Return the step with fewer layers, which correspond to the layers `kept`, or with fewer micro-batches.
 
         Args:
@@ -239,12 +239,12 @@ class LoadedStep:
         """
         model, policy = self.model, self.policy
         if kept is not None:
-            model, policy = model.short(kept), truncated_policy(policy, tuple(kept))
+            model, policy = model.truncated(kept), truncated_policy(policy, tuple(kept))
         if num_micro_batches is not None:
             model = model.with_micro_batches(num_micro_batches)
         return replace(self, policy=policy, model=model)
 
-    def with_swap(self) -> "LoadedStep":
+    def as_compiled_with_swap(self) -> "LoadedStep":
         """Return the step as compiled with swap enabled, which sets lazy_inline: then all-gather precedes the cast."""
         sharding = self.model.settings.sharding
         is_other = type(self.model) is StepModel and sharding.num_ranks > 1 and has_single_micro_step(self.document)
@@ -258,4 +258,4 @@ def _move_casts(step: LoadedStep) -> LoadedStep:
     """Return the step with weights cast after the all-gather. Cached, because its model caches simulations."""
     settings = step.model.settings
     sharding = replace(settings.sharding, is_cast_after_gather=True)
-    return replace(step, model=step.model.remade(settings=replace(settings, sharding=sharding)))
+    return replace(step, model=step.model.with_settings(replace(settings, sharding=sharding)))

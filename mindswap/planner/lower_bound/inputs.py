@@ -74,7 +74,7 @@ def collect_bound_inputs(model: StepModel, keep: SimulatedStep) -> BoundInputs:
     # Exposed communication of gradients gets less where backward takes longer.
     exposed_ns = model.exposed_reduction_ns(keep.timeline)
     num_micro_steps = 1 + int(keep.timeline.program.ops.micro_batch.max())
-    liveness = compute_liveness(model.swapping(), num_micro_steps // model.layout.num_sequences)
+    liveness = compute_liveness(model.with_swap(), num_micro_steps // model.layout.num_sequences)
     tensor_graphs, times, stages = build_tensor_graphs(model), pass_times(model), range(model.layout.num_stages)
     is_split = any(entry.work is PassWork.WEIGHT_GRADIENT for entry in model.layout.passes(0))
     return BoundInputs(
@@ -98,11 +98,13 @@ def _min_times(
     layer_map = model.captured.sample.layer_map
     avoided_ns = [0, *(tensor_graphs[kind].avoided_store_ns for kind in layer_map), 0]  # of each section
 
-    def least(key: PassKey, own: PassTimes) -> PassTimes:
+    def shortened(key: PassKey, pass_time: PassTimes) -> PassTimes:
         stage, chunk, is_forward, _ = key
-        return own.shortened(is_forward * sum(avoided_ns[section] for section in model.layout.chunks[stage][chunk]))
+        return pass_time.shortened(
+            is_forward * sum(avoided_ns[section] for section in model.layout.chunks[stage][chunk])
+        )
 
-    return {key: least(key, own) for key, own in times.items()}
+    return {key: shortened(key, pass_time) for key, pass_time in times.items()}
 
 
 def _collect_stage(
@@ -119,32 +121,33 @@ def _collect_stage(
     kind, micro_batch, layer = ops.kind[begin:end], ops.micro_batch[begin:end], ops.layer[begin:end]
     is_backward = kind == OpKind.BACKWARD
     first_backward = int(positions[is_backward][0])
-    is_first_turn = is_backward & (micro_batch == ops.micro_batch[first_backward])
+    is_first_micro_step = is_backward & (micro_batch == ops.micro_batch[first_backward])
     # With several chunks the first turn ends where forward of something goes on.
     later_forward = positions[(kind == OpKind.FORWARD) & (positions > first_backward)]
-    last = int(positions[is_first_turn & (positions < min(later_forward, default=end))][-1])
+    last = int(positions[is_first_micro_step & (positions < min(later_forward, default=end))][-1])
 
-    held = program.intervals
-    of_stage = held.stage == stage
+    intervals = program.intervals
+    of_stage = intervals.stage == stage
     alive = alive_bytes(
-        held.begin[of_stage] - begin, held.end[of_stage] - begin, held.size_bytes[of_stage], end - begin
+        intervals.begin[of_stage] - begin, intervals.end[of_stage] - begin, intervals.size_bytes[of_stage], end - begin
     )
     peak_op = begin + int(np.argmax(alive[: last + 1 - begin]))
     pairs = _pairs_alive(timeline, stage, peak_op)
-    is_own = np.array([pair in pairs for pair in zip(layer.tolist(), micro_batch.tolist(), strict=True)])
-    first = int(positions[is_own][0]) if is_own.any() else begin
+    is_alive = np.array([pair in pairs for pair in zip(layer.tolist(), micro_batch.tolist(), strict=True)])
+    first = int(positions[is_alive][0]) if is_alive.any() else begin
     has_begun = {
         (int(ops.layer[op]), int(ops.micro_batch[op]))
         for op in positions[is_backward & (positions >= first) & (positions <= peak_op)]
     }
 
-    goes_on = (kind == OpKind.FORWARD) & (positions >= peak_op)
-    in_forward = set(zip(layer[goes_on].tolist(), micro_batch[goes_on].tolist(), strict=True))
+    is_after_peak = (kind == OpKind.FORWARD) & (positions >= peak_op)
+    still_in_forward = set(zip(layer[is_after_peak].tolist(), micro_batch[is_after_peak].tolist(), strict=True))
     in_flight, num_begun, num_waiting = (
-        Counter(layer for layer, _ in found) for found in (pairs, has_begun, pairs - has_begun - in_forward)
+        Counter(layer for layer, _ in alive_pairs)
+        for alive_pairs in (pairs, has_begun, pairs - has_begun - still_in_forward)
     )
     layer_map, chunks = model.captured.sample.layer_map, model.layout.chunks[stage]
-    own = {
+    layers_of_segments = {
         section - 1: StageLayers(
             layer_map[section - 1], in_flight[section - 1], num_begun[section - 1], num_waiting[section - 1]
         )
@@ -153,14 +156,14 @@ def _collect_stage(
         if 1 <= section <= len(layer_map)
     }
     static_bytes = model.static[stage].total_bytes
-    liveness_points = liveness.liveness_points(stage, static_bytes, own)
+    liveness_points = liveness.liveness_points(stage, static_bytes, layers_of_segments)
     return Stage(
         peak_bytes=int(alive[peak_op - begin]) + static_bytes,
-        layers=Counter(own.values()),
+        layers=Counter(layers_of_segments.values()),
         num_chunks=len(chunks),
         window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
         **_work_of(model, timeline, stage, first_backward, times),
-        is_past_forward=not (goes_on & (layer >= 0)).any(),
+        is_past_forward=not (is_after_peak & (layer >= 0)).any(),
         floor_bytes=max(static_bytes, *(point.fixed_bytes for point in liveness_points)),
         liveness_points=liveness_points,
         later_windows_ns=_later_windows_ns(model, timeline, stage, alive, peak_op, tensor_graphs),
@@ -190,14 +193,14 @@ def _later_windows_ns(
     positions = np.arange(begin, end)
     compute = positions[ops.kind[begin:end] < OpKind.COLLECTIVE]
     begun, gaps = _begun(timeline, begin, first_peak), []
-    for turn in range(1, 1 + int(ops.micro_batch[begin:end].max())):
-        own = compute[ops.micro_batch[compute] == turn]
-        peak_op = int(own[np.argmax(alive[own - begin])])
+    for micro_step in range(1, 1 + int(ops.micro_batch[begin:end].max())):
+        compute_of_step = compute[ops.micro_batch[compute] == micro_step]
+        peak_op = int(compute_of_step[np.argmax(alive[compute_of_step - begin])])
         if _begun(timeline, begin, peak_op) != begun:
             return ()
         spare_bytes = max(0, int(alive[first_peak - begin] - alive[peak_op - begin]))
         spare_ns = -(-spare_bytes * model.transfers.copy_out_ns(smallest) // smallest)
-        first = own[np.argmax(ops.layer[own] >= 0)]
+        first = compute_of_step[np.argmax(ops.layer[compute_of_step] >= 0)]
         gaps.append(int(start_ns[peak_op] - start_ns[first]) + spare_ns)
     # Those that are not run take as long as any.
     return (*gaps, *[max(gaps)] * (layout.num_micro_steps - 1 - len(gaps))) if gaps else ()
@@ -212,32 +215,36 @@ def _begun(timeline: Timeline, begin: int, op: int) -> set[tuple[int, int]]:
         op: of this stage.
     """
     ops = timeline.program.ops
-    own = np.arange(begin, op + 1)
-    own = own[(ops.micro_batch[own] == ops.micro_batch[op]) & (ops.layer[own] >= 0)]
-    own = own[(ops.kind[own] == OpKind.FORWARD) | (ops.kind[own] == OpKind.BACKWARD)]
-    return set(zip(ops.layer[own].tolist(), ops.kind[own].tolist(), strict=True))
+    ops_of_stage = np.arange(begin, op + 1)
+    ops_of_stage = ops_of_stage[(ops.micro_batch[ops_of_stage] == ops.micro_batch[op]) & (ops.layer[ops_of_stage] >= 0)]
+    ops_of_stage = ops_of_stage[
+        (ops.kind[ops_of_stage] == OpKind.FORWARD) | (ops.kind[ops_of_stage] == OpKind.BACKWARD)
+    ]
+    return set(zip(ops.layer[ops_of_stage].tolist(), ops.kind[ops_of_stage].tolist(), strict=True))
 
 
 def _work_of(
     model: StepModel, timeline: Timeline, stage: int, first_backward: int, times: Mapping[PassKey, PassTimes]
 ) -> dict[str, int]:
     """Times as `Stage` has them, of the operator with which the first backward begins."""
-    own = {key: known for key, known in times.items() if key[0] == stage}
+    stage_times = {key: pass_time for key, pass_time in times.items() if key[0] == stage}
     num_sequences = model.layout.num_sequences
     num_micro_steps = 1 + int(timeline.program.ops.micro_batch.max())
     order = replace(model.layout, num_micro_batches=num_micro_steps // num_sequences).passes(stage)
-    before = list(takewhile(lambda entry: entry.work is PassWork.FORWARD, order))
-    first_pass_extra_ns = sum(known.first_pass_extra_ns for known in own.values())
+    warm_up = list(takewhile(lambda entry: entry.work is PassWork.FORWARD, order))
+    first_pass_extra_ns = sum(pass_time.first_pass_extra_ns for pass_time in stage_times.values())
     idle_ns = int(timeline.op_start_ns[first_backward]) - first_pass_extra_ns
-    idle_ns -= sum(own[stage, entry.chunk, True, entry.sequence].latencies[COMPUTE].compute_ns for entry in before)
+    idle_ns -= sum(
+        stage_times[stage, entry.chunk, True, entry.sequence].latencies[COMPUTE].compute_ns for entry in warm_up
+    )
     # What the first backward waits for its own communication is in its work.
-    first = order[len(before)]
-    idle_ns -= own[stage, first.chunk, False, first.sequence].latencies[COMPUTE].begin_ns
+    first = order[len(warm_up)]
+    idle_ns -= stage_times[stage, first.chunk, False, first.sequence].latencies[COMPUTE].begin_ns
     backward_ns = Counter[int]()
-    for (_, _, is_forward, piece), known in own.items():
-        backward_ns[piece] += 0 if is_forward else known.busy_ns
+    for (_, _, is_forward, piece), pass_time in stage_times.items():
+        backward_ns[piece] += 0 if is_forward else pass_time.busy_ns
     return {
-        "work_ns": sum(known.latencies[COMPUTE].compute_ns for known in own.values()) // num_sequences,
+        "work_ns": sum(pass_time.latencies[COMPUTE].compute_ns for pass_time in stage_times.values()) // num_sequences,
         "idle_ns": idle_ns,
         "first_pass_extra_ns": first_pass_extra_ns,
         "backward_ns": min(backward_ns.values()),
@@ -247,6 +254,8 @@ def _work_of(
 def _pairs_alive(timeline: Timeline, stage: int, op: int) -> set[tuple[int, int]]:
     """(layer, micro-batch) of what forward of the layers made and is there while an operator runs."""
     intervals, ops = timeline.program.intervals, timeline.program.ops
-    own = (intervals.stage == stage) & (intervals.layer >= 0) & (intervals.begin <= op) & (intervals.end >= op)
-    own &= ops.kind[intervals.begin] == OpKind.FORWARD
-    return set(zip(intervals.layer[own].tolist(), ops.micro_batch[intervals.begin[own]].tolist(), strict=True))
+    is_selected = (intervals.stage == stage) & (intervals.layer >= 0) & (intervals.begin <= op) & (intervals.end >= op)
+    is_selected &= ops.kind[intervals.begin] == OpKind.FORWARD
+    return set(
+        zip(intervals.layer[is_selected].tolist(), ops.micro_batch[intervals.begin[is_selected]].tolist(), strict=True)
+    )

@@ -17,7 +17,8 @@ import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Label, Names
 from mindswap.policy.model import ALL_LAYERS, Policy
-from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Program
+from mindswap.simulator.layer_block import CopySetting
+from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Program, copy_position
 from mindswap.simulator.program_builder import build_program
 from mindswap.simulator.step_model import StepModel
 
@@ -100,7 +101,7 @@ def alive_bytes(first: np.ndarray, last: np.ndarray, sizes_bytes: np.ndarray, nu
 
 def _all_swapped(model: StepModel, num_micro_batches: int, unmoved: Set[Label]) -> Program:
     """The step in which layers swap what they leave: its table of copies says when each is made and read."""
-    copied = (0, 1, False)
+    copied = CopySetting(prefetch=0, num_copies=1, is_resident=False)
     before, *layers, behind = model.blocks(Policy())
     swapped = {
         id(block): block.with_copies({label: copied for label in block.arrays.labels if label not in unmoved})
@@ -115,8 +116,8 @@ def _certain(program: Program) -> tuple[np.ndarray, np.ndarray]:
     ops, intervals, copies = program.ops, program.intervals, program.copies
     is_prefetched, is_offloaded = intervals.begin < 0, intervals.end < 0
     begin, end = intervals.begin.copy(), intervals.end.copy()
-    begin[is_prefetched] = copies.first_user_op[~begin[is_prefetched]]
-    end[is_offloaded] = copies.producer_op[~end[is_offloaded]]
+    begin[is_prefetched] = copies.first_user_op[copy_position(begin[is_prefetched])]
+    end[is_offloaded] = copies.producer_op[copy_position(end[is_offloaded])]
     # What communication makes is there when somebody has waited for it, what it reads until it begins.
     is_own, position = ops.kind >= OpKind.COLLECTIVE, np.arange(len(ops))
     first_waits = np.full(len(ops), NEVER)

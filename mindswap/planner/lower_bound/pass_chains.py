@@ -93,19 +93,19 @@ def _times(stage_pass: StagePass, piece: int, first: StagePass | None) -> PassTi
     first_pass_extra_ns = 0
     if first is not None and first.per_step_operators and piece == 0:
         first_pass_extra_ns = _latency(first, piece, COMPUTE).compute_ns - latencies[COMPUTE].compute_ns
-    busy_ns = int(_durations_ns(stage_pass, piece)[stage_pass.columns["kind"] < OpKind.COLLECTIVE].sum())
+    busy_ns = int(_durations_ns(stage_pass, piece)[stage_pass.ops.kind < OpKind.COLLECTIVE].sum())
     return PassTimes(latencies, busy_ns, first_pass_extra_ns, stage_pass.receive, stage_pass.send)
 
 
 def _durations_ns(stage_pass: StagePass, piece: int) -> np.ndarray:
     """Durations of the operators of a piece."""
-    pieces_ns = stage_pass.columns["piece_ns"]
+    pieces_ns = stage_pass.ops.piece_ns
     return pieces_ns[:, min(piece, pieces_ns.shape[1] - 1)]
 
 
 def _latency(stage_pass: StagePass, piece: int, source: int) -> PassLatency:
     """Return the longest paths from the time at which a stream is free, or a tensor is received."""
-    kinds, waits = stage_pass.columns["kind"].tolist(), stage_pass.columns["wait_op"].tolist()
+    kinds, waits = stage_pass.ops.kind.tolist(), stage_pass.ops.wait_op.tolist()
     durations_ns = _durations_ns(stage_pass, piece).tolist()
     free_ns = [NEVER_NS] * 3
     free_ns[source] = 0

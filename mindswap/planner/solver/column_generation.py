@@ -47,11 +47,11 @@ def front_loaded(columns: Sequence[Entry]) -> list[Entry]:
 def interleaved(columns: Sequence[Entry]) -> list[Entry]:
     """Spread equal columns evenly over the layers, so that copies overlap layers with other columns.
 
-    Of those that come equally often what is on the link longest goes first, so that little is behind at the end.
+    Of equally frequent columns the one with the longest copy time goes first, so that few copies remain at the end.
     """
     number = Counter(column.tobytes() for column, _ in columns)
     heaviest = list(dict.fromkeys(column.tobytes() for column, _ in front_loaded(columns)))
-    shift = {key: place / max(1, len(heaviest) - 1) for place, key in enumerate(heaviest)}
+    shift = {key: rank / max(1, len(heaviest) - 1) for rank, key in enumerate(heaviest)}
     seen: Counter[bytes] = Counter()
     placed = []
     for position, entry in enumerate(front_loaded(columns)):
@@ -74,13 +74,15 @@ class MasterProblem:
     """The master problem: classes of equal layers, and the columns known for each class.
 
     Args:
-        stage_problem: whose layers.
-        unswappable: bool, shape of a choice: what is not swapped, as its copy would be on the device at the peak.
-        arrange: order of the rows in the layers.
-        allows_full_recompute: layers may be recomputed whole, for which all of one is back at once.
-        columns: to begin with.
-        is_uncoupled: nothing is swapped that recomputed operators read.
-        enough_ns: time that runs again in all layers for which no further rows are looked for.
+        stage_problem: decisions of the layers and their costs.
+        unswappable: bool, shape (num_layers, num_groups): groups that are not swapped, because their copies would be on
+            the device at the peak; None for none.
+        arrange: sorts the columns of a class into the order of its layers.
+        allows_full_recompute: whether layers may be recomputed as a whole.
+        columns: initial columns, each int64 of shape (num_groups,).
+        is_uncoupled: exclude swap of tensors that recomputed operators read.
+        enough_ns: recompute time of all layers below which no further columns are added.
+        num_tried: columns already tried by pricing, which count against `MAX_TRIED`.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class MasterProblem:
         columns: Iterable[np.ndarray] = (),
         is_uncoupled: bool = False,
         enough_ns: float = 0,
+        num_tried: int = 0,
     ):
         self.stage_problem = stage_problem
         self.arrange = arrange
@@ -111,8 +114,8 @@ class MasterProblem:
         )
         self.layers = [np.flatnonzero(class_of.ravel() == layer_class) for layer_class in range(len(first))]
         self.columns: list[dict[bytes, Entry]] = [{} for _ in self.layers]
-        self.num_tried = 0
-        self._solved_program = ""  # the programme of which `_solved_counts` is the answer
+        self.num_tried = num_tried
+        self._solved_program = ""  # the program that `_solved_counts` solves
         self._solved_counts: list[list[int]] = []
         whole = np.zeros(costs.num_groups, np.int64)
         whole[0] = -1 if allows_full_recompute else KEEP
@@ -122,7 +125,8 @@ class MasterProblem:
     def with_unswappable(self, unswappable: np.ndarray) -> "MasterProblem":
         """Return a copy that excludes further swaps; it starts from the known columns.
 
-        What one layer does not swap none of them does: every other pattern would be a kind of its own.
+        A group that is excluded in one layer is excluded in all of them: otherwise each pattern of exclusions would
+        make a class of its own.
         """
         every = self.unswappable | unswappable
         signatures = np.logical_and.outer(every.any(axis=1), every.any(axis=0))
@@ -131,21 +135,22 @@ class MasterProblem:
     def changed(self, **settings: Any) -> "MasterProblem":
         """Return a copy with other settings; it starts from the known columns unless others are given."""
         arguments: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("unswappable", "arrange", "allows_full_recompute", "is_uncoupled", "enough_ns")
+            "unswappable": self.unswappable,
+            "arrange": self.arrange,
+            "allows_full_recompute": self.allows_full_recompute,
+            "columns": [column for class_columns in self.columns for column, _ in class_columns.values()],
+            "is_uncoupled": self.is_uncoupled,
+            "enough_ns": self.enough_ns,
         }
-        arguments["columns"] = [column for class_columns in self.columns for column, _ in class_columns.values()]
-        master = MasterProblem(self.stage_problem, **(arguments | settings))
-        master.num_tried = self.num_tried
-        return master
+        return MasterProblem(self.stage_problem, num_tried=self.num_tried, **(arguments | settings))
 
     def solve(self, freed_bytes: int, copy_ns: float, host_bytes: float) -> np.ndarray:
         """Return the assignment of least recompute time that frees the given bytes; swaps have distance 1.
 
         Args:
-            freed_bytes: how much; as much as there is, if that is less.
-            copy_ns: time on the link that may be taken.
-            host_bytes: host memory that may be taken.
+            freed_bytes: bytes to free; if so much cannot be freed, the maximum is.
+            copy_ns: limit of the copy time.
+            host_bytes: limit of the host memory.
         """
         limits = np.array([-freed_bytes, copy_ns, host_bytes], float)
         counts = self._generate_columns(limits)
@@ -186,22 +191,18 @@ class MasterProblem:
         for method in METHODS:
             with contextlib.suppress(UnsolvedError):
                 solution = solve_linear(cost, sums, row_upper, row_lower=row_lower, solver=method)
-                if solution is None:  # what is missing is a variable, so there is always a choice
+                if solution is None:  # missing bytes are a variable, so a solution always exists
                     raise AssertionError("an infeasible program in spite of its slack variable")
                 return -solution.dual_prices[: len(limits)] * unit_ns / scale, solution.cost * unit_ns
-        return np.zeros(len(limits)), 0.0  # no further rows: those that are known serve
+        return np.zeros(len(limits)), 0.0  # no dual prices, so no further columns are added
 
     def _solve_counts(self, limits: np.ndarray) -> list[list[int]]:
         """Return how many layers of each class use each known column (integers)."""
         cost, sums, row_lower, row_upper, *_ = self._linear_program(limits)
         program_text = repr((cost.tolist(), sums, row_lower.tolist(), row_upper.tolist()))
-        if (
-            program_text != self._solved_program
-        ):  # of two loads, or before and behind a look for rows, most often it is the same
-            self._solved_program, self._solved_counts = (
-                program_text,
-                self._solve_integer(cost, sums, row_lower, row_upper),
-            )
+        if program_text != self._solved_program:  # consecutive programs are mostly equal
+            self._solved_program = program_text
+            self._solved_counts = self._solve_integer(cost, sums, row_lower, row_upper)
         return self._solved_counts
 
     def _solve_integer(
@@ -211,7 +212,7 @@ class MasterProblem:
         steps: dict[str, Any] = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": INTEGER_GAP, "mip_abs_gap": INTEGER_GAP}
         try:
             solution = solve_linear(cost, sums, row_upper, row_lower=row_lower, num_integers=len(cost) - 1, **steps)
-        except UnsolvedError:  # so few steps were too few to find any choice
+        except UnsolvedError:  # the limit of nodes was reached before any solution was found
             solution = solve_linear(cost, sums, row_upper, row_lower=row_lower, num_integers=len(cost) - 1)
         if solution is None:
             raise AssertionError("an infeasible program in spite of its slack variable")
@@ -220,7 +221,7 @@ class MasterProblem:
         return [part.tolist() for part in np.split(counts, ends)]
 
     def _linear_program(self, limits: np.ndarray) -> _MasterProgram:
-        """Build the master problem: a variable for each column and one for missing bytes, scaled to about 1."""
+        """Build the master problem: a variable for each column and one for missing bytes, in units of about 1."""
         entries = [
             (layer_class, assignment_cost)
             for layer_class, class_columns in enumerate(self.columns)
@@ -281,7 +282,7 @@ class MasterProblem:
                 for value in values
                 if value != best[group]
             ]
-        is_better = False  # those that promise most first
+        is_better = False  # changes with the largest predicted gain come first
         for number, (_, group, value) in enumerate(sorted(changes)[:MAX_CHANGES]):
             if (is_better and number >= NUM_CHANGES) or self.num_tried >= MAX_TRIED:
                 return

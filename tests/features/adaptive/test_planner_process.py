@@ -77,7 +77,7 @@ def test_the_least_that_would_do_is_that_of_the_plan_command(monkeypatch, tmp_pa
     """Of the step as it is compiled with swap, where one turn gathers in float32; with what the pool loses."""
     made = gathered_model(sharding=WeightSharding(2, threshold_bytes=0))
     costs = CostTable(replace(made.costs.device, fragments_permille=90))
-    step = Step(document("{}"), Policy(), made.remade(costs=costs), None)
+    step = Step(document("{}"), Policy(), made.with_costs(costs), None)
     monkeypatch.setattr(adaptive_planner, "load_step", lambda *names: step)
     config = tmp_path / "c.yaml"
     config.write_text("{}")

@@ -120,7 +120,7 @@ def test_a_shared_capture_gives_the_step_that_an_own_capture_gives(tmp_path):
     first, own = (step.model for step in steps)
     settings = settings_of(steps[1].document)
     assert capture_key(first.settings, False) == capture_key(settings, False)
-    shared = first.remade(settings=settings)
+    shared = first.with_settings(settings)
     ours, theirs = shared.simulate(Policy()), own.simulate(Policy())
     assert ours.step_time_ns == theirs.step_time_ns
     assert list(ours.activation_bytes) == list(theirs.activation_bytes)

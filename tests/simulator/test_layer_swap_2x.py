@@ -7,13 +7,13 @@ keeps exp and relu, and tanh, which it returns and which no other layer saves.
 
 from benchmarks.reference.program_check import check_program
 from mindswap.policy.model import Layers, LayerSwap, Policy
-from mindswap.simulator.layer_swaps import LayerSwapModel
+from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
 from mindswap.simulator.program import MemoryKind
 from tests.planner.models import MB, small_model
 
 
 def program(*layers, prefetch=1, again=(), **options):
-    model = LayerSwapModel.of(small_model(**options))
+    model = LayerSwapModel2x.of(small_model(**options))
     made = model.program(Policy(layer_swap=[LayerSwap(Layers(layers), prefetch)], layer_recompute=Layers(again)))
     check_program(made)
     return made
@@ -56,7 +56,7 @@ def test_what_does_not_leave_is_kept_as_without_swap():
     """Of four layers with three kept tensors each two layers move two: 12 - 4 are kept."""
     kept = program(0, 1).intervals
     assert int((kept.kind == MemoryKind.KEPT).sum()) == 8
-    none = LayerSwapModel.of(small_model()).program(Policy())
+    none = LayerSwapModel2x.of(small_model()).program(Policy())
     assert int((none.intervals.kind == MemoryKind.KEPT).sum()) == 12
 
 
@@ -67,7 +67,7 @@ def test_a_recomputed_layer_moves_nothing():
 
 def test_the_peak_falls_by_what_is_away():
     """All 12 MB are there when backward begins; of layers 0 and 1 exp and relu are not: 4 MB less."""
-    model = LayerSwapModel.of(small_model())
+    model = LayerSwapModel2x.of(small_model())
     kept = model.simulate(Policy()).peak_bytes
     swapped = model.simulate(Policy(layer_swap=[LayerSwap(Layers(0, 1), 1)])).peak_bytes
     assert kept - swapped == 4 * MB

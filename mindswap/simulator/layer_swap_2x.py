@@ -12,14 +12,23 @@ All tensors that a layer saves for backward are swapped, including its input, wh
 its output. Not modelled: upstream also swaps the input of layer 0, and that of a layer after a recomputed one.
 """
 
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
 
 from mindswap.policy.model import Layers, LayerSwap, Policy
 from mindswap.simulator.layer_block import Block, BlockTensor, Role, Source
-from mindswap.simulator.program import NO_OP, ONE_WAY, Intervals, MemoryKind, OpKind, Program
+from mindswap.simulator.program import (
+    NO_OP,
+    ONE_WAY,
+    Intervals,
+    MemoryKind,
+    OpKind,
+    Program,
+    copy_position,
+    copy_reference,
+)
 from mindswap.simulator.step_model import StepModel
 
 # A prefetch distance longer than any step: no operator delays a copy or releases memory.
@@ -30,15 +39,18 @@ CAVEATS = (
 )
 
 
-class LayerSwapModel(StepModel):
+class LayerSwapModel2x(StepModel):
     """Step model in which `layer_swap`, with one entry, acts as in MindFormers 2.x: its `prefetch` counts layers."""
 
     @classmethod
-    def of(cls, model: StepModel) -> "LayerSwapModel":
-        """Convert a step model; of its policies only `layer_swap` and `layer_recompute` have the meaning of 2.x."""
-        made = cls(model.layers.source, model.costs, model.settings)
-        made.caveats = (*made.caveats, *CAVEATS)
-        return made
+    def of(cls, model: StepModel, caveats: Sequence[str] = ()) -> "LayerSwapModel2x":
+        """Convert a step model; of its policies only `layer_swap` and `layer_recompute` have the meaning of 2.x.
+
+        Args:
+            model: a step model without fixed policy.
+            caveats: what else is not modelled, as text.
+        """
+        return cls(model.layers.source, model.costs, model.settings, caveats=(*CAVEATS, *caveats))
 
     def program(self, policy: Policy) -> Program:
         """Build operators, copies and memory intervals of one step under a policy."""
@@ -50,10 +62,10 @@ class LayerSwapModel(StepModel):
         far = super().program(replace(policy, layer_swap=(LayerSwap(makers, FAR),)))
         return swap_at_ends_of_layers(far, layers, entry.prefetch)
 
-    def _cut(self, policy: Policy, layer_index: int, is_swapping: bool) -> Callable[[int], Block]:
-        made = super()._cut(policy, layer_index, is_swapping)
+    def _block_builder(self, policy: Policy, layer_index: int, is_swapping: bool) -> Callable[[int], Block]:
+        build = super()._block_builder(policy, layer_index, is_swapping)
         num_layers = len(self.captured.trees)
-        return _keep_outputs({segment: made(segment) for segment in range(-1, num_layers + 1)}, num_layers).__getitem__
+        return _keep_outputs({segment: build(segment) for segment in range(-1, num_layers + 1)}, num_layers).__getitem__
 
 
 def _keep_outputs(blocks: Mapping[int, Block], num_layers: int) -> Mapping[int, Block]:
@@ -126,12 +138,12 @@ def _ends_of_layers(program: Program) -> tuple[np.ndarray, np.ndarray]:
 def _intervals(intervals: Intervals, stays: np.ndarray, fetch_at: np.ndarray) -> Intervals:
     """Update the intervals: removed copies stay on the device, prefetches allocate at `fetch_at`."""
     is_back, is_out = intervals.begin < 0, intervals.end < 0
-    back, out = ~np.minimum(intervals.begin, -1), ~np.minimum(intervals.end, -1)
+    back, out = copy_position(intervals.begin), copy_position(intervals.end)
     last_use = np.zeros(len(stays), np.int64)
     last_use[back[is_back]] = intervals.end[is_back]
     number = np.cumsum(~stays) - 1
     is_kept = is_out & stays[out]
-    end = np.where(is_out, np.where(is_kept, last_use[out], ~number[out]), intervals.end)
+    end = np.where(is_out, np.where(is_kept, last_use[out], copy_reference(number[out])), intervals.end)
     changed = replace(
         intervals,
         begin=np.where(is_back, fetch_at[back], intervals.begin),
