@@ -28,28 +28,27 @@ SMALL_PERMILLE = 2
 class Catalog:
     """Activation groups of a model with their costs. The first axis is the compiled layer."""
 
-    layer_classes: tuple[int, ...]  # compiled layer that stands for each layer of the model
-    # shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label
+    layer_classes: tuple[int, ...]  # compiled layer that represents each layer of the model
+    # shape (num_compiled, num_groups): `WHOLE_LAYER` first, then the groups of all layers by label
     groups: tuple[tuple[ActivationGroup, ...], ...]
-    # freed_bytes, recompute_ns, copy_ns, conflicts, reads: as `DecisionCosts` has them; not writeable
-    freed_bytes: np.ndarray
+    freed_bytes: np.ndarray  # this field and the next four are those of `DecisionCosts`; read-only
     recompute_ns: np.ndarray
     copy_ns: np.ndarray
     conflicts: np.ndarray
     reads: np.ndarray
-    uses: tuple[Consumers, ...]  # for each compiled layer, which operators use whose output
-    merged: tuple[Consumers, ...]  # of these, the uses by operators that the graph does not have
-    unheld_roles: tuple[frozenset[Role], ...]  # for each, from `find_unheld_roles`
-    # ways that lead out of a cell with weights, as `freed_bytes` has them; none where MindSpore compiles them beside
-    # cells in one plan
+    uses: tuple[Consumers, ...]  # for each compiled layer, readers of each operator's output
+    merged: tuple[Consumers, ...]  # of these, readers that the graph lacks, from `find_merged_consumers`
+    unheld_roles: tuple[frozenset[Role], ...]  # for each compiled layer, from `find_unheld_roles`
+    # bool, shape of `freed_bytes`: recompute paths that leave a cell with weights; all False if MindSpore compiles them
+    # together with recomputed cells
     is_across: np.ndarray
-    is_cell: np.ndarray  # items that are cells, shape (num_items,)
+    is_cell: np.ndarray  # bool, shape (num_groups,): the group is a cell
 
     def combines_incompatible(self, assignment: np.ndarray) -> bool:
         """Return whether an assignment recomputes a cell and takes a path that leads out of a cell with weights.
 
-        MindSpore 2.9.0 does not compile both in the newer models ("Cannot have multiple U Monad"): each is tied to a
-        state of the weights, and these are not the same.
+        MindSpore 2.9.0 does not compile both in the newer models ("Cannot have multiple U Monad"): each depends on
+        another state of the weights.
         """
         path_indices = np.maximum(-assignment, 0)
         across = self.is_across[np.array(self.layer_classes)[:, None], np.arange(assignment.shape[1]), path_indices]
@@ -73,34 +72,38 @@ class Catalog:
         return self.groups[self.layer_classes[layer_index]][position]
 
 
-def build_catalog(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None) -> Catalog:
+def build_catalog(
+    model: StepModel, allow: Allow = DEFAULT_ALLOW, required_trees: Sequence[CellNode] | None = None
+) -> Catalog:
     """Collect the activation groups of every compiled layer, with their costs.
 
     Args:
-        model: the step.
-        allow: what may be chosen.
-        known: trees of all layers in which names must be, where they are not those that were captured: the network
-            of a CPU has stand-ins with operators of their own.
+        model: step model.
+        allow: means that plans may use.
+        required_trees: cell trees of all layers, in which names must exist, if they differ from the captured ones: a
+            network on CPU has stand-ins with other operators.
     """
     captured = model.captured
     has_cells = not model.settings.has_interleaved_halves  # MindSpore does not compile them: rule `interleaved_cell`
     by_layer = []
     for position in range(len(captured.trees)):
         tree, is_newer = captured.trees[position], model.settings.is_newer
-        every = find_activation_groups(captured.graph, model.names, position, tree, has_cells, is_newer)
-        if known is not None:
-            layer = known[captured.sample.layer_map.index(position)]
+        found_groups = find_activation_groups(captured.graph, model.names, position, tree, has_cells, is_newer)
+        if required_trees is not None:
+            layer = required_trees[captured.sample.layer_map.index(position)]
             paths = {".".join(path) for path, _ in layer.walk()}
-            every = tuple(_only(group, paths.issuperset) for group in every)
+            found_groups = tuple(_only(group, paths.issuperset) for group in found_groups)
         if allow.pinned:
             pinned = _pinned(allow.pinned, captured.trees[position])
-            every = tuple(_only(group, pinned.isdisjoint) for group in every)
-        least_bytes = sum(group.size_bytes for group in every) * SMALL_PERMILLE // 1000
+            found_groups = tuple(_only(group, pinned.isdisjoint) for group in found_groups)
+        min_bytes = sum(group.size_bytes for group in found_groups) * SMALL_PERMILLE // 1000
         by_layer.append(
-            {group.label: group for group in every if not group.producers or group.size_bytes >= least_bytes}
+            {group.label: group for group in found_groups if not group.producers or group.size_bytes >= min_bytes}
         )
-    labels = list(dict.fromkeys(label for found in by_layer for label in found))
-    groups = tuple((WHOLE_LAYER, *(found.get(label, NO_GROUP) for label in labels)) for found in by_layer)
+    labels = list(dict.fromkeys(label for groups_by_label in by_layer for label in groups_by_label))
+    groups = tuple(
+        (WHOLE_LAYER, *(groups_by_label.get(label, NO_GROUP) for label in labels)) for groups_by_label in by_layer
+    )
     num_recompute_paths = max(len(group.recompute_paths) for layer_groups in groups for group in layer_groups)
     shape = (len(groups), len(labels) + 1)
     layer_classes, uses, merged = captured.sample.layer_map, find_consumers(model), find_merged_consumers(model)
@@ -153,11 +156,11 @@ def _only(group: ActivationGroup, may_name: Callable[[tuple[str, ...]], bool]) -
 
 
 def _pinned(patterns: Sequence[str], layer: CellNode) -> frozenset[str]:
-    """Paths that patterns name, cells with all that is in them and all that they are in."""
+    """Return the paths that patterns match, with all paths inside matched cells and all cells around a match."""
     named = {match.path for pattern in patterns for match in match_pattern(pattern, layer)}
-    inside = {path for path, _ in layer.walk() if any(path[: len(one)] == one for one in named)}
-    around = {one[:depth] for one in named for depth in range(1, len(one))}
-    return frozenset(".".join(path) for path in inside | around)
+    inside = {path for path, _ in layer.walk() if any(path[: len(match_path)] == match_path for match_path in named)}
+    parents = {match_path[:depth] for match_path in named for depth in range(1, len(match_path))}
+    return frozenset(".".join(path) for path in inside | parents)
 
 
 def _recompute_costs(
@@ -165,32 +168,32 @@ def _recompute_costs(
     layer_index: int,
     layer_groups: Sequence[ActivationGroup],
     num_recompute_paths: int,
-    has_whole: bool,
+    has_full_recompute: bool,
     unheld_roles: Set[Role],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return freed bytes and recompute time of each path: int64, shape (num_groups, num_recompute_paths)."""
     freed_bytes, recompute_ns = np.zeros((2, len(layer_groups), num_recompute_paths), np.int64)
     plain = model.layer_block(Policy(), layer_index)
     for i, group in enumerate(layer_groups):
-        if group is WHOLE_LAYER and not has_whole:
+        if group is WHOLE_LAYER and not has_full_recompute:
             continue
         for path_index in range(len(group.recompute_paths)):
-            again = model.layer_block(recompute_policy([(group, 1 + path_index)]), layer_index)
-            freed = kept_bytes(model, plain, unheld_roles) - kept_bytes(model, again, unheld_roles)
+            recomputed = model.layer_block(recompute_policy([(group, 1 + path_index)]), layer_index)
+            freed = kept_bytes(model, plain, unheld_roles) - kept_bytes(model, recomputed, unheld_roles)
             if freed > 0:
                 freed_bytes[i, path_index] = freed
-                recompute_ns[i, path_index] = max(0, backward_ns(again) - backward_ns(plain))
+                recompute_ns[i, path_index] = max(0, backward_ns(recomputed) - backward_ns(plain))
     return freed_bytes, recompute_ns
 
 
 def _swap_costs(
     model: StepModel, layer_index: int, layer_groups: Sequence[ActivationGroup]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes that each swap of a layer frees, and the time of its slower copy: int64, shape (num_items,)."""
+    """Return freed bytes and time of the slower copy of each swap of a layer: int64, shape (num_groups,) each."""
     freed_bytes, copy_ns = np.zeros((2, len(layer_groups)), np.int64)
-    held = {label for label, names in model.holder_names(Policy(), layer_index).items() if UNSWAPPABLE in names}
+    unswappable = {label for label, names in model.holder_names(Policy(), layer_index).items() if UNSWAPPABLE in names}
     for i, group in enumerate(layer_groups):
-        if group.swap_names and held.isdisjoint(group.producers):
+        if group.swap_names and unswappable.isdisjoint(group.producers):
             freed_bytes[i] = group.size_bytes
             out_ns = sum(map(model.transfers.copy_out_ns, group.sizes_bytes))
             in_ns = sum(map(model.transfers.copy_in_ns, group.sizes_bytes))
@@ -202,12 +205,12 @@ def _find_conflicts(uses: Consumers, layer_groups: Sequence[ActivationGroup], fr
     """Find, in one compiled layer, the swapped groups that recomputed operators read.
 
     Args:
-        uses: which operators of the layer use whose output.
-        layer_groups: its items.
-        freed_bytes: by each decision, shape (num_items, 1 + num_ways).
+        uses: readers of each operator's output in the layer.
+        layer_groups: groups of the layer.
+        freed_bytes: bytes that each decision frees, shape (num_groups, 1 + num_recompute_paths).
 
     Returns:
-        bool, shape (num_items, 1 + num_ways, num_items): item and way of recompute, item that is swapped.
+        bool, shape (num_groups, 1 + num_recompute_paths, num_groups): recomputed group and path, swapped group.
     """
     conflicts = np.zeros((*freed_bytes.shape, len(layer_groups)), bool)
     for i, path_index in np.argwhere(freed_bytes[:, 1:] > 0).tolist():
@@ -226,22 +229,22 @@ def recomputed_names_of(group: ActivationGroup, path_index: int) -> tuple[str, .
 def find_unheld_roles(model: StepModel, layer_index: int) -> frozenset[Role]:
     """Return the boundary tensors of the previous block that only readers in this layer make backward hold.
 
-    The first layer reads the embedding in a wider type than it holds anything in: with recompute that has to stay.
+    The first layer reads the embedding in a wider dtype than the one it saves; with recompute it must be kept.
     """
-    before = model.blocks(Policy())[layer_index]
-    boundary_tensors = [tensor for tensor in before.arrays.boundary_tensors if tensor.is_forward]
+    previous = model.blocks(Policy())[layer_index]
+    boundary_tensors = [tensor for tensor in previous.arrays.boundary_tensors if tensor.is_forward]
     return frozenset(t.role for t in boundary_tensors if t.role is not None and t.uses.first_backward == NO_OP)
 
 
 def kept_bytes(model: StepModel, block: Block, unheld_roles: Set[Role]) -> int:
     """Return the bytes kept from forward to backward, with those of `find_unheld_roles`.
 
-    What all micro-batches read is there in any case if there are more.
+    Tensors that all micro-batches share are counted only if there is one micro-batch.
     """
     tables = (block.arrays.own, block.arrays.shared) if model.layout.num_micro_steps == 1 else (block.arrays.own,)
     own_bytes = sum(int(t.size_bytes[t.is_forward & (t.first_backward != NO_OP)].sum()) for t in tables)
-    read = [one for one in block.reads if one.source is Source.PREVIOUS and one.role in unheld_roles]
-    return own_bytes + sum(one.size_bytes for one in read if one.uses.first_backward != NO_OP)
+    reads = [read for read in block.reads if read.source is Source.PREVIOUS and read.role in unheld_roles]
+    return own_bytes + sum(read.size_bytes for read in reads if read.uses.first_backward != NO_OP)
 
 
 def backward_ns(block: Block) -> int:
@@ -249,13 +252,13 @@ def backward_ns(block: Block) -> int:
     columns = block.arrays.backward
     ops = list(zip(columns.kind.tolist(), columns.duration_ns.tolist(), columns.wait_op.tolist(), strict=True))
     free_ns = {True: 0, False: 0}  # is compute -> end of the last operator on the stream: of compute, or the network
-    begin_ns = before_ns = 0  # where the layer begins; end of the last operator of the one before
+    begin_ns = before_ns = 0  # begin of the layer; end of the last operator of the previous layer
     for _ in range(2):
         begin_ns, ends_ns = free_ns[True], list[int]()
         for kind, duration_ns, wait_op in ops:
             is_compute = kind < OpKind.COLLECTIVE
             waited_ns = 0 if wait_op == NO_OP else ends_ns[wait_op]
-            if not ends_ns and not is_compute:  # communication of what the layer before has made
+            if not ends_ns and not is_compute:  # communication of the output of the previous layer
                 waited_ns = before_ns
             free_ns[is_compute] = max(free_ns[is_compute], waited_ns) + duration_ns
             ends_ns.append(free_ns[is_compute])

@@ -1,6 +1,6 @@
 """Predict, on the rewritten graph, policy entries without effect and copies that free nothing.
 
-`mindswap verify` asks the compiler the same; a planner asks too often for that, and asks `graph.passes` instead.
+`mindswap verify` compiles the policy to find these; a planner needs them thousands of times, so it predicts them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -16,20 +16,20 @@ from mindswap.simulator.step_model import StepModel
 
 @dataclass(frozen=True)
 class IneffectiveNames:
-    """Operator names of a layer that no entry of a policy shall have."""
+    """Operator names of a layer whose entries in a policy have no effect."""
 
-    swap: frozenset[str] = frozenset()  # their swap moves nothing, or copies for nothing
-    recompute: frozenset[str] = frozenset()  # backward runs none of their operators again
+    swap: frozenset[str] = frozenset()  # swap moves nothing, or frees no memory
+    recompute: frozenset[str] = frozenset()  # backward recomputes none of their operators
 
 
 NO_INEFFECTIVE_NAMES = IneffectiveNames()
 
 
 def predict_effect(model: StepModel, policy: Policy, layer_index: int) -> LayerEffect:
-    """Effect that a policy would have in one layer of the model.
+    """Return the effect of a policy in one layer of the model.
 
-    A function that a cell calls (`ops.reshape`) may have the place of an operator that is to be swapped: a capture
-    tells them apart, and no entry means the function.
+    A function that a cell calls (`ops.reshape`) may have the cell path of an operator to be swapped. A capture
+    distinguishes them, and no entry refers to the function, so functions are not reported as missing.
     """
     layers, kind = model.layers, model.captured.sample.layer_map[layer_index]
     plain = layers.rewritten(replace(policy, op_swap=(), layer_swap=(), default_prefetch=None), layer_index)
@@ -41,7 +41,7 @@ def predict_effect(model: StepModel, policy: Policy, layer_index: int) -> LayerE
 
 
 def is_fully_effective(model: StepModel, policy: Policy) -> bool:
-    """Every entry of a policy would have its effect in every layer that it names; no copy is for nothing."""
+    """Return whether all entries of a policy have an effect in all their layers, and all copies free memory."""
     layer_classes = model.captured.sample.layer_map
     layers = {(kind, layer_key(policy, index)): index for index, kind in enumerate(layer_classes)}
     effects = (predict_effect(model, policy, index) for index in layers.values())
@@ -53,7 +53,7 @@ NO_EFFECT = (IdleReason.NOT_RECOMPUTED, IdleReason.NOT_CALLED)
 
 
 class EffectPredictor:
-    """Faults of the layers of a model, each question asked once."""
+    """Predicts names without effect in the layers of a model; cached."""
 
     def __init__(self, model: StepModel):
         self.model = model
@@ -61,17 +61,20 @@ class EffectPredictor:
 
     def ineffective_names(self, layer_index: int, recompute: Policy, swapped: Iterable[str]) -> IneffectiveNames:
         """Return the names to remove from a policy of a layer so that all remaining entries have an effect."""
-        names, found = frozenset(swapped), NO_INEFFECTIVE_NAMES
+        names, result = frozenset(swapped), NO_INEFFECTIVE_NAMES
         key = (self.model.captured.sample.layer_map[layer_index], layer_key(recompute, layer_index), names)
         while key not in self._known:
-            without = set(map(exact_pattern, found.recompute))
-            again = tuple(entry for entry in recompute.select_recompute if entry.pattern not in without)
-            entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, 1) for name in sorted(names - found.swap))
-            policy = replace(recompute, select_recompute=again, op_swap=entries)
-            more = _find_ineffective_names(self.model, policy, layer_index, names - found.swap)
-            before, found = found, IneffectiveNames(found.swap | more.swap, found.recompute | more.recompute)
-            if found == before:
-                self._known[key] = found
+            without = set(map(exact_pattern, result.recompute))
+            recompute_entries = tuple(entry for entry in recompute.select_recompute if entry.pattern not in without)
+            entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, 1) for name in sorted(names - result.swap))
+            policy = replace(recompute, select_recompute=recompute_entries, op_swap=entries)
+            additional = _find_ineffective_names(self.model, policy, layer_index, names - result.swap)
+            previous, result = (
+                result,
+                IneffectiveNames(result.swap | additional.swap, result.recompute | additional.recompute),
+            )
+            if result == previous:
+                self._known[key] = result
         return self._known[key]
 
 
@@ -79,19 +82,21 @@ def _find_ineffective_names(model: StepModel, policy: Policy, layer_index: int, 
     """Return the names of entries without effect; all of `swapped` if a copy cannot be attributed."""
     effect = predict_effect(model, policy, layer_index)
     patterns = {exact_pattern(name): name for name in swapped}
-    not_again = {idle.entry for idle in effect.idle if idle.reason in (*NO_EFFECT, IdleReason.GATHERED)}
-    found = {patterns[idle.entry] for idle in effect.idle if idle.entry in patterns and idle.reason not in NO_EFFECT}
+    not_recomputed = {idle.entry for idle in effect.idle if idle.reason in (*NO_EFFECT, IdleReason.GATHERED)}
+    ineffective_swaps = {
+        patterns[idle.entry] for idle in effect.idle if idle.entry in patterns and idle.reason not in NO_EFFECT
+    }
     graph = model.layers.rewritten(policy, layer_index)
     copied = [graph.index.forward_nodes[copy.inputs[0]] for copy in effect.one_way]
     copied += [pair.producer for entry in effect.wasted for pair in entry.pairs]
     for node in (*copied, *effect.missing):
-        found |= swapped & set(model.names(graph.owner(node))) or swapped
-    return IneffectiveNames(frozenset(found), frozenset(not_again - {"recompute"} - patterns.keys()))
+        ineffective_swaps |= swapped & set(model.names(graph.owner(node))) or swapped
+    return IneffectiveNames(frozenset(ineffective_swaps), frozenset(not_recomputed - {"recompute"} - patterns.keys()))
 
 
-# Swaps that take no effect by the specification: recomputed operators of the layer use what they move. Source: coupling
-# rule 2 of "Fine-Grained Activations SWAP" of MindFormers: for an operator with SWAP enabled whose output is used by an
-# operator with recomputation enabled, SWAP does not take effect. MindSpore 2.9.0 inserts the copies all the same.
+# Swaps without effect by the specification: recomputed operators of the layer read the swapped tensors. Source:
+# coupling rule 2 of "Fine-Grained Activations SWAP" of MindFormers: for an operator with SWAP enabled whose output is
+# used by an operator with recomputation enabled, SWAP does not take effect. MindSpore 2.9.0 inserts the copies anyway.
 
 # The name of all operators of a layer, for full recompute.
 ALL_OPERATORS = ""
@@ -101,37 +106,37 @@ Consumers = Mapping[str, frozenset[str]]
 
 
 def find_consumers(model: StepModel) -> tuple[Consumers, ...]:
-    """The uses in each compiled layer of a captured model."""
-    found = [dict(uses) for uses in find_merged_consumers(model)]
+    """Return the readers of each operator's output, for each compiled layer of a captured model."""
+    consumers = [dict(uses) for uses in find_merged_consumers(model)]
     for (layer, name), users in operator_uses(model.captured.graph, model.names).items():
-        known = found[layer].get(name, frozenset())
-        found[layer][name] = known | frozenset(path for other, path in users if other == layer)
-    return tuple(found)
+        readers = consumers[layer].get(name, frozenset())
+        consumers[layer][name] = readers | frozenset(path for other, path in users if other == layer)
+    return tuple(consumers)
 
 
 def find_merged_consumers(model: StepModel) -> tuple[Consumers, ...]:
-    """Of these, the uses by operators that the graph does not have.
+    """Return those of the readers that the compiler merges into another operator, so that the graph lacks them.
 
-    If such a user is recomputed, the value is copied out, and back never, for nothing: no
-    plan swaps it then, whatever the version makes of coupling rule 2.
+    If such a reader is recomputed, an offload of the value would never be prefetched and would free nothing. So no plan
+    swaps the value then, however the version implements coupling rule 2.
     """
     trees = model.captured.trees
-    found: list[dict[str, frozenset[str]]] = [{} for _ in trees]
+    consumers: list[dict[str, frozenset[str]]] = [{} for _ in trees]
     for node in model.captured.graph.forward:
         if node.layer_index is None:
             continue
         names = model.names(node)
         users = merged_readers(node, [tuple(name.split(".")) for name in names], trees[node.layer_index])
         for name in names if users else ():
-            found[node.layer_index][name] = frozenset(users)
-    return tuple(found)
+            consumers[node.layer_index][name] = frozenset(users)
+    return tuple(consumers)
 
 
 def coupled_swaps(uses: Consumers, swapped: Iterable[str], recomputed: Sequence[str]) -> frozenset[str]:
-    """Swapped operators whose swap takes no effect.
+    """Return the swapped operators whose swap has no effect, because recomputed operators read their outputs.
 
     Args:
-        uses: of the layer.
+        uses: readers of each operator's output in the layer.
         swapped: operator paths.
         recomputed: cells and operators that are recomputed in the layer; `ALL_OPERATORS` for all.
     """
@@ -144,7 +149,7 @@ def is_coupled(model: StepModel, uses: Sequence[Consumers], policy: Policy) -> b
     layers = {(kind, layer_key(policy, index)): index for index, kind in enumerate(model.captured.sample.layer_map)}
     for (kind, _), index in layers.items():
         layer = resolve_layer(policy, index, model.captured.trees[kind])
-        swapped = [".".join(path) for path, found in layer.primitives().items() if found.prefetch]
+        swapped = [".".join(path) for path, decision in layer.primitives().items() if decision.prefetch]
         users = frozenset().union(*uses[kind].values())
         recomputed = [
             user for user in users if layer.decision_for(tuple(user.split("."))).treatment is Treatment.RECOMPUTE

@@ -16,11 +16,11 @@ from mindswap.simulator.timeline import Timeline
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A policy on the simulator."""
+    """Result of simulating a policy."""
 
     step: SimulatedStep  # the simulated step
-    step_time_ns: int  # its time; carried on to all micro-batches where fewer were simulated
-    stage_peak_bytes: tuple[int, ...]  # device memory of each stage
+    step_time_ns: int  # extrapolated to all micro-batches if fewer were simulated
+    stage_peak_bytes: tuple[int, ...]  # peak device memory of each stage
     host_bytes: int  # host memory of a node
     fits: bool  # every stage is within the device budget, and the node within the host budget
 
@@ -37,20 +37,19 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A policy that was replayed."""
+    """An evaluated policy, without its timeline."""
 
     policy: Policy  # in layer indices
-    # step_time_ns, stage_peak_bytes: as `Evaluation` has them
-    step_time_ns: int
+    step_time_ns: int  # this field and the next one are those of `Evaluation`
     stage_peak_bytes: tuple[int, ...]
     is_on_host: bool  # host memory is within its budget
-    assignment: np.ndarray | None = None  # where it comes from one
+    assignment: np.ndarray | None = None  # assignment that the policy was made from; None for other policies
 
     @classmethod
     def of(
         cls, problem: PlanProblem, policy: Policy, evaluation: Evaluation, assignment: np.ndarray | None = None
     ) -> "Candidate":
-        """A policy with what it comes to."""
+        """Build a candidate from a policy and its evaluation."""
         is_on_host = evaluation.host_bytes <= problem.host_bytes
         return cls(policy, evaluation.step_time_ns, evaluation.stage_peak_bytes, is_on_host, assignment)
 
@@ -60,7 +59,7 @@ class Candidate:
         return max(self.stage_peak_bytes)
 
     def fits(self, budget_bytes: int) -> bool:
-        """It is within a budget of device memory, and of the host."""
+        """Return whether it is within a budget of device memory, and within the host budget."""
         return self.is_on_host and self.peak_bytes <= budget_bytes
 
     def rank(self, budget_bytes: int) -> tuple[bool, int, int]:
@@ -70,22 +69,23 @@ class Candidate:
         return True, self.peak_bytes, self.step_time_ns
 
 
-# A step of more operators than this is replayed with fewer micro-batches and carried on.
+# A step with more operators than this is simulated with fewer micro-batches and extrapolated.
 MAX_OPERATORS = 60_000
-# Turns of forward and backward of a full pipeline that are simulated at least: with fewer, copies that fall behind do
-# not show.
+# Minimum number of steady rounds (one forward and one backward of a full pipeline) that are simulated: with fewer, a
+# growing backlog of copies is not visible.
 NUM_ROUNDS = 4
-# Of these, the last ones, whose time is carried on.
+# Number of these rounds, the last ones, whose time is extrapolated.
 MEASURED_ROUNDS = 2
-# What one more micro-batch takes less than a turn of the slowest stage, in thousandths, before more are simulated.
+# If one more micro-batch takes less than a round of the slowest stage by more than this many thousandths, the step is
+# not yet steady, and more micro-batches are simulated.
 UNSTEADY_PERMILLE = 1
 
 
 def evaluate(problem: PlanProblem, policy: Policy) -> Evaluation:
-    """A policy on the full step: all stages and layers, and all micro-batches that go into `MAX_OPERATORS`.
+    """Evaluate a policy on the step with all stages and layers, and as many micro-batches as fit `MAX_OPERATORS`.
 
-    In a pipeline, more of them, until one more takes as long as a turn of the slowest stage. That one slows down the
-    others one after another, as far as each has work in store.
+    In a pipeline the number of micro-batches is doubled until one more takes as long as a round of the slowest stage:
+    that stage slows down the others only after their queued work is done.
     """
     factor = 2
     while True:
@@ -96,20 +96,20 @@ def evaluate(problem: PlanProblem, policy: Policy) -> Evaluation:
 
 
 def evaluate_short(problem: PlanProblem, policy: Policy, short_models: Sequence[StepModel]) -> Evaluation:
-    """A policy on two short steps, carried on to the number of micro-batches of the full one.
+    """Evaluate a policy on two short steps, and extrapolate to the number of micro-batches of the full step.
 
-    Once a pipeline is full, every further micro-batch takes the same time and memory stays as it is.
+    Once a pipeline is full, every further micro-batch takes the same time, and the peak memory does not change.
 
     Args:
-        problem: what the budget is.
-        policy: what to simulate.
-        short_models: from `short_model`, with fewer and with more micro-batches; one is enough if it is the full step.
+        problem: budgets.
+        policy: policy to simulate.
+        short_models: from `short_model`: with fewer and with more micro-batches, or the full step alone.
     """
     return _extrapolate(problem, policy, short_models)[0]
 
 
 def _extrapolate(problem: PlanProblem, policy: Policy, short_models: Sequence[StepModel]) -> tuple[Evaluation, bool]:
-    """As `evaluate_short`; and whether one more micro-batch takes as long as a turn of the slowest stage."""
+    """Return `evaluate_short`, and whether one more micro-batch takes as long as a round of the slowest stage."""
     steps = [model.simulate(policy) for model in short_models]
     counts = [model.layout.num_micro_batches for model in short_models]
     evaluation = _evaluate(problem, steps[-1])
@@ -127,19 +127,19 @@ def _extrapolate(problem: PlanProblem, policy: Policy, short_models: Sequence[St
 
 
 def slowest_round_ns(timeline: Timeline, layout: StageLayout, only_stage: int | None = None) -> int:
-    """Time of the last turns of forward and backward of the stage in which they take longest; 0 where none are known.
+    """Return the time of a steady round (one forward and one backward) of the slowest stage; 0 without such rounds.
 
     Args:
-        timeline: of a step that goes by turns for a while.
-        layout: its layout.
-        only_stage: the stage that runs alone.
+        timeline: timeline of a step.
+        layout: layout of the step.
+        only_stage: index of the stage, if the timeline has this stage only.
     """
     stages = range(layout.num_stages) if only_stage is None else (only_stage,)
     starts = timeline.program.stage_starts.tolist()
     rounds_ns = [0]
     for stage, begin, end in zip(stages, starts[:-1], starts[1:], strict=True):
         ahead = layout.num_ahead(stage)
-        last = layout.num_micro_batches - (ahead or 0)  # its backward comes behind the last forward
+        last = layout.num_micro_batches - (ahead or 0)  # first micro-batch whose backward follows the last forward
         if ahead is None or last < MEASURED_ROUNDS:
             return 0
         ops, ends_ns = timeline.program.ops, np.zeros(layout.num_micro_batches, np.int64)
@@ -150,19 +150,19 @@ def slowest_round_ns(timeline: Timeline, layout: StageLayout, only_stage: int | 
 
 
 def short_model(model: StepModel, max_operators: int = 0, factor: int = 1) -> tuple[StepModel, ...]:
-    """The model with fewer micro-batches, enough to show a full pipeline.
+    """Return models with few micro-batches, enough for a full pipeline.
 
     Args:
-        model: the step.
-        max_operators: take so many micro-batches that the step has about as many operators; least by default.
-        factor: take so many times the least at least.
+        model: step model.
+        max_operators: the first model gets about as many operators, if that allows more micro-batches than needed.
+        factor: multiple of the needed number of micro-batches.
 
     Returns:
-        Two models, to see what one more micro-batch takes; the model itself where it is as short.
+        Two models with different numbers of micro-batches; the model alone if it has no more than these.
     """
     layout = model.layout
     num_chunks = max(len(chunks) for chunks in layout.chunks)
-    # Interleaved schedules go in rounds of as many micro-batches as stages.
+    # Interleaved schedules process micro-batches in groups as large as the number of stages.
     first = layout.num_stages * (num_chunks + 1) if num_chunks > 1 else layout.num_stages + NUM_ROUNDS
     size = layout.num_stages if num_chunks > 1 else 1
     ops = sum(len(block.forward) + len(block.backward) for block in model.blocks(Policy())) * layout.num_sequences

@@ -1,4 +1,4 @@
-"""What the decisions of a layer mean: operator names, the compiled block, its cost; and the policy of all layers."""
+"""Translate the decisions of a layer into operator names, a block and its cost; and of all layers into a policy."""
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
@@ -20,8 +20,8 @@ class LayerAssignments:
     """Translates decisions, int64 of shape (num_groups,), of a layer into operator names, blocks and costs; cached.
 
     Args:
-        model: the step.
-        catalog: its items.
+        model: step model.
+        catalog: groups of the model.
     """
 
     def __init__(self, model: StepModel, catalog: Catalog):
@@ -73,7 +73,7 @@ class LayerAssignments:
     def _named(self, layer_index: int, decisions: np.ndarray) -> dict[str, int]:
         """Return the names to swap under which backward holds a tensor, with their prefetch distances.
 
-        Groups that recomputed operators use are left out. The compiler merges equal operators only if their settings
+        Groups that recomputed operators read are left out. The compiler merges equal operators only if their settings
         are equal, so all names of a merged operator get the largest distance.
         """
         named: dict[str, int] = {}
@@ -128,22 +128,22 @@ class LayerAssignments:
 
         return Policy(
             True,
-            op_swap=tuple(OpSwap(pattern, layers_of(where), p) for (pattern, p), where in sorted(swaps.items())),
+            op_swap=tuple(OpSwap(pattern, layers_of(layers), p) for (pattern, p), layers in sorted(swaps.items())),
             layer_recompute=layers_of(full_recompute_layers),
             select_recompute=tuple(
-                OpRecompute(pattern, layers_of(where)) for pattern, where in sorted(recompute_layers.items())
+                OpRecompute(pattern, layers_of(layers)) for pattern, layers in sorted(recompute_layers.items())
             ),
         )
 
     def effective(self, layer_index: int, decisions: np.ndarray) -> np.ndarray:
         """Return the decisions with `KEEP` in place of swaps without effect, as in the policy."""
-        found = decisions.copy()
+        effective_decisions = decisions.copy()
         if (decisions > KEEP).any() and decisions[0] == KEEP:
-            faulty = self.ineffective_names(layer_index, decisions).swap
+            ineffective = self.ineffective_names(layer_index, decisions).swap
             for i, names, is_idle in self._swapped(layer_index, decisions):
-                if is_idle or names <= faulty:
-                    found[i] = KEEP
-        return found
+                if is_idle or names <= ineffective:
+                    effective_decisions[i] = KEEP
+        return effective_decisions
 
     def holder_names(self, layer_index: int, decisions: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
         """Return, by tensor label, the names under which backward holds it given the recompute of the decisions."""

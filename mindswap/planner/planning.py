@@ -44,8 +44,10 @@ class Planner:
         known: cell trees of all layers, in which operator names must exist; None for those of the model.
     """
 
-    def __init__(self, model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None):
-        self.model, self.allow, self.known = model, allow, known
+    def __init__(
+        self, model: StepModel, allow: Allow = DEFAULT_ALLOW, required_trees: Sequence[CellNode] | None = None
+    ):
+        self.model, self.allow, self.required_trees = model, allow, required_trees
         _keep_freed_memory()
         with _without_collector():
             self.short_models = short_model(model)
@@ -56,7 +58,7 @@ class Planner:
     @functools.cached_property
     def catalog(self) -> Catalog:
         """Possible decisions of each layer; computed on demand, because bounds do not need it."""
-        return build_catalog(self.model.with_swap(self.allow.swap), self.allow, self.known)
+        return build_catalog(self.model.with_swap(self.allow.swap), self.allow, self.required_trees)
 
     @functools.cached_property
     def split_incompatible(self) -> tuple[Catalog, ...]:

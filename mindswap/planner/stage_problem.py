@@ -1,7 +1,7 @@
 """The problem that a solver sees: decisions for the layers of one pipeline stage, their costs, and their simulation.
 
 An assignment is an integer array of shape (num_layers, num_groups): `KEEP`, a positive number to swap with that
-`backward_prefetch`, or a negative number, -w, to recompute in way w. A solver sees this and nothing of MindSpore.
+`backward_prefetch`, or a negative number, -p, to recompute by path p. A solver sees this and nothing of MindSpore.
 """
 
 from abc import ABC, abstractmethod
@@ -101,14 +101,14 @@ class AssignmentCost:
 class Score:
     """Simulated cost of an assignment; smaller is better, compared field by field."""
 
-    excess_bytes: int  # device and host memory over the budgets; 0 where it fits
+    excess_bytes: int  # device and host memory over the budgets; 0 if it fits
     cost_ns: int  # step time plus a penalty for each entry of the policy
     step_time_ns: int  # simulated
     peak_bytes: int  # simulated device memory
 
     @property
     def fits(self) -> bool:
-        """Within the budgets."""
+        """Return whether it is within the budgets."""
         return self.excess_bytes == 0
 
 
@@ -131,15 +131,15 @@ class StageProblem(ABC):
 
     @abstractmethod
     def blocks(self, assignment: np.ndarray) -> Sequence[Block]:
-        """The whole step, with the layers of this stage as chosen."""
+        """Return the blocks of the whole step, with the assignment applied to the layers of this stage."""
 
     @abstractmethod
     def assignment_cost(self, layer: int, decisions: np.ndarray) -> AssignmentCost:
-        """Worth of a row.
+        """Return the cost of the decisions of one layer together.
 
         Args:
             layer: position among the layers of the stage.
-            decisions: shape (num_items,); distances do not matter.
+            decisions: int64, shape (num_groups,); prefetch distances are ignored.
         """
 
     def effective(self, layer: int, decisions: np.ndarray) -> np.ndarray:
@@ -148,26 +148,26 @@ class StageProblem(ABC):
 
     @property
     def num_scored(self) -> int:
-        """Micro-batches of which a score has the time."""
+        """Number of micro-batches that the time of a score covers."""
         return self.layout.num_micro_batches + self.num_unsimulated
 
     def timeline(self, assignment: np.ndarray) -> Timeline:
-        """The stage alone."""
+        """Simulate an assignment on this stage alone."""
         program = build_program(self.blocks(assignment), self.transfers, self.layout, self.stage)
         return run_program(program)
 
     def score(self, timeline: Timeline) -> Score:
-        """Score of a timeline of this stage."""
+        """Return the score of a timeline of this stage."""
         peak_bytes = int(peak_memory(timeline)[0])
         host_bytes = peak_host_bytes(timeline, np.arange(len(timeline.program.copies)))
         excess = max(0, peak_bytes - self.budget_bytes) + max(0, host_bytes - self.host_budget_bytes)
         return Score(excess, timeline.step_time_ns, timeline.step_time_ns, peak_bytes)
 
     def min_distances(self, timeline: Timeline) -> np.ndarray:
-        """The least `backward_prefetch` with which no copy would delay an operator that has its time in a timeline.
+        """Return the minimum `backward_prefetch` with which no copy delays an operator, given the times of a timeline.
 
         Returns:
-            int64, shape (num_layers, num_items): the largest over micro-batches; 0 where nothing is copied.
+            int64, shape (num_layers, num_groups): maximum over the micro-batches; 0 for groups that are not copied.
         """
         program, copies = timeline.program, timeline.program.copies
         min_distances = np.zeros((self.costs.num_layers, self.costs.num_groups), np.int64)
@@ -185,13 +185,13 @@ class StageProblem(ABC):
         return min_distances
 
     def is_on_device_at_peak(self, timeline: Timeline) -> np.ndarray:
-        """Swapped cells that are on the device at the peak all the same, on their way out or back already.
+        """Return which swapped groups are in flight on the link at the peak, so that their memory is in use.
 
         Args:
-            timeline: of this stage alone.
+            timeline: timeline of this stage alone.
 
         Returns:
-            bool, shape (num_layers, num_items).
+            bool, shape (num_layers, num_groups).
         """
         is_on_device = np.zeros((self.costs.num_layers, self.costs.num_groups), bool)
         intervals = timeline.program.intervals
@@ -205,7 +205,7 @@ class StageProblem(ABC):
     def _positions_of(
         self, layer: np.ndarray, label: np.ndarray, labels: Sequence[Label]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Layer of this space and item of what a program calls so; -1 where it has none."""
+        """Return the layer position and the group of tensors of a program, given layer and label; -1 for none."""
         layer_of = np.full(2 + max((*self.layers, int(layer.max(initial=0)))), -1)  # -1 is outside the layers
         layer_of[list(self.layers)] = np.arange(len(self.layers))
         paths = (label[0] if isinstance(label, Names) else label for label in labels)
@@ -214,13 +214,15 @@ class StageProblem(ABC):
 
 
 def _release_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Places, copies counted, from each copy out to the last operator that starts before the copy has ended.
+    """Return the distance from each offload to the last operator that starts before the offload has ended.
+
+    It counts operators and copies of the execution order.
 
     Args:
-        timeline: a simulated step.
+        timeline: timeline of a step.
         own_copies: positions of the copies of one stage.
-        begin: position of its first operator.
-        end: behind its last one.
+        begin: position of the first operator of the stage.
+        end: position after its last operator.
     """
     producer = timeline.program.copies.producer_op[own_copies] - begin
     producers = np.sort(producer)
@@ -231,19 +233,19 @@ def _release_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, e
 
 
 def _prefetch_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Operators from the start of each copy in to its first user, if every copy came in as late as it can.
+    """Return the number of operators from the latest possible start of each prefetch to its first user.
 
     Args:
-        timeline: a simulated step.
+        timeline: timeline of a step.
         own_copies: positions of the copies of one stage.
-        begin: position of its first operator.
-        end: behind its last one.
+        begin: position of the first operator of the stage.
+        end: position after its last operator.
     """
     user = timeline.program.copies.first_user_op[own_copies] - begin
     order = np.argsort(user, kind="stable")
     duration_ns = (timeline.in_end_ns - timeline.in_start_ns)[own_copies][order]
     user_ns = timeline.op_start_ns[begin:end][user[order]]
-    # They come in one after another: the time left before each user, least over all that come later.
+    # Prefetches are sequential: each must start early enough for all later ones.
     total_ns = np.cumsum(duration_ns)
     latest_ns = np.minimum.accumulate((user_ns - total_ns)[::-1])[::-1] + total_ns - duration_ns
     ended = np.searchsorted(np.maximum.accumulate(timeline.op_end_ns[begin:end]), latest_ns, side="right") - 1

@@ -18,7 +18,7 @@ from mindswap.simulator.step_model import StepModel
 
 # Rounds in which stages that exceed the budget on the whole pipeline are solved for a smaller one.
 NUM_REPAIRS = 2
-MIN_REPAIR = 1000  # part of the budget that is taken off at least
+MIN_REPAIR = 1000  # a repair reduces the budget by at least 1/1000
 # Limit of simulated operators on the whole pipeline; and the minimum number of simulations.
 MAX_OPERATORS = 400_000
 MIN_EVALUATIONS = 16
@@ -30,15 +30,15 @@ class StageSolver:
     """Solves one model for several budgets; assignments are int64 of shape (num_layers of the model, num_groups).
 
     Args:
-        problem: all but the budget counts.
-        short: the model with few micro-batches.
-        catalog: its items.
+        problem: problem; its budget is ignored.
+        short: model with few micro-batches.
+        catalog: possible decisions of each layer.
         progress: called after each simulation; may raise `Stop`.
 
     Attributes:
-        layer_assignments: what choices mean in the layers.
-        num_evaluations: simulations made.
-        fits_alone: each stage was within its budget when it was last solved, alone.
+        layer_assignments: blocks and costs of layer assignments.
+        num_evaluations: number of simulations.
+        fits_alone: whether each stage, simulated alone, was within its budget when it was last solved.
     """
 
     def __init__(self, problem: PlanProblem, short: StepModel, catalog: Catalog, progress: Progress):
@@ -49,7 +49,7 @@ class StageSolver:
         self.num_evaluations = 0
         self.fits_alone = False
         self._tolerated_extra_ns = 0.0  # per micro-batch
-        self._keep_all_ns = 0  # the whole step if everything is kept; 0 before it is known
+        self._keep_all_ns = 0  # step time of the whole pipeline if everything is kept; 0 before it is computed
         self.layer_assignments = LayerAssignments(self.model.with_swap(problem.allow.swap), catalog)
         self.num_stages = self.model.layout.num_stages
         stage_problems = [
@@ -63,8 +63,8 @@ class StageSolver:
         """Return the best assignment found for a budget, static memory included; the closest one if none fits.
 
         Args:
-            budget_bytes: of each stage.
-            tolerated_extra_ns: what the step may take more than if everything is kept, to be good enough.
+            budget_bytes: device memory budget of each stage.
+            tolerated_extra_ns: slowdown of the step over keeping everything that is good enough.
         """
         self._tolerated_extra_ns = tolerated_extra_ns / self.model.layout.num_micro_batches
         budgets = [budget_bytes - static.total_bytes for static in self.model.static]
@@ -190,9 +190,9 @@ def mixed(low_memory: np.ndarray, high_memory: np.ndarray, layers: Sequence[int]
     """Combine two assignments layer by layer.
 
     Args:
-        low_memory: the choice that needs less memory.
-        high_memory: one of the same shape.
-        layers: those of `low_memory`.
+        low_memory: assignment that needs less memory.
+        high_memory: assignment of the same shape.
+        layers: layers that take the decisions of `low_memory`.
     """
     assignment = high_memory.copy()
     assignment[list(layers)] = low_memory[list(layers)]
@@ -204,13 +204,13 @@ def best_mix(
 ) -> tuple[Score, np.ndarray]:
     """Return the best of some assignments and of their combinations, with its score.
 
-    For each pair of one that fits and a faster one that does not, as few layers as possible are taken from the
-    first; their number is found by halving.
+    For each pair of one that fits and a faster one that does not, the minimum number of layers is taken from the first,
+    by bisection.
 
     Args:
-        score: what a choice comes to.
+        score: assignment -> its score.
         assignments: at least one, all of the same shape.
-        orders: from which layers to take them.
+        orders: orders in which layers switch to the assignment that fits.
     """
     scored = [(score(assignment), number, assignment) for number, assignment in enumerate(assignments)]
     best, _, best_assignment = min(scored, key=lambda entry: entry[:2])
@@ -243,7 +243,7 @@ def orders_of(stages: Sequence[Sequence[int]], excess_bytes_of_stages: Sequence[
 
     Args:
         stages: layers of each pipeline stage.
-        excess_bytes_of_stages: what each stage is over its budget; where some are, also those first that are most.
+        excess_bytes_of_stages: bytes of each stage over its budget; if given, also an order by decreasing excess.
     """
     forward = [layer for rank in range(max(map(len, stages))) for layers in stages for layer in layers[rank : rank + 1]]
     backward = [
@@ -258,8 +258,8 @@ def resample(assignment: np.ndarray, costs: DecisionCosts) -> np.ndarray:
     """Transfer the assignment of one pipeline stage to the layers of another.
 
     Args:
-        assignment: of other layers; items are the same.
-        costs: of the layers that it shall be for; decisions that they do not have are left out.
+        assignment: assignment of the other stage, with the same groups.
+        costs: costs of the layers; decisions that are impossible in a layer become `KEEP`.
     """
     num_layers = costs.num_layers
     resampled = assignment[np.arange(num_layers) * len(assignment) // max(1, num_layers)]

@@ -1,4 +1,4 @@
-"""A captured model as something to choose from: one pipeline stage of it, or all of them."""
+"""Problems of a captured model for solvers: one pipeline stage, or all stages together."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,18 +22,20 @@ from mindswap.simulator.timeline import Timeline
 
 
 class _ModelProblem(StageProblem):
-    """Layers of a captured model.
+    """Base of problems of a captured model.
 
     Args:
-        layer_assignments: of the model and its items, to share what is known of layers.
-        model: the step, or one with fewer micro-batches.
-        layers: those to decide about.
-        layout, stage: as of `StageProblem`.
-        in_flight: micro-batches whose activations are there at the peak.
-        budget_bytes, host_budget_bytes: as of `StageProblem`.
+        layer_assignments: layer assignments of the model, shared by all problems.
+        model: step model, or one with fewer micro-batches.
+        layers: layers with decisions.
+        layout: stages and schedule.
+        stage: index of the stage.
+        in_flight: micro-batches whose activations are live at the peak.
+        budget_bytes: as in `StageProblem`.
+        host_budget_bytes: as in `StageProblem`.
     """
 
-    fixed_operators = 3000  # blocks are made and put together
+    fixed_operators = 3000  # cost of building the program
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class _ModelProblem(StageProblem):
         return blocks
 
     def extrapolate(self, score: Score, timeline: Timeline) -> Score:
-        """A score of a timeline with the time of micro-batches that are not run: that of the last turns of a stage."""
+        """Add the time of micro-batches that are not simulated: a steady round of the slowest stage for each."""
         if not self.num_unsimulated:
             return score
         is_alone = timeline.program.num_stages < self.layout.num_stages
@@ -100,16 +102,16 @@ class SingleStageProblem(_ModelProblem):
     """One pipeline stage of a captured model, run alone for as few micro-batches as show its steady state.
 
     Args:
-        layer_assignments: as of `_ModelProblem`.
-        stage: which one.
-        budget_bytes: for activations.
-        host_budget_bytes: of one card.
-        idle_ns: from `idle_times_ns`.
-        tolerated_extra_ns: as of `StageProblem`.
+        layer_assignments: as in `_ModelProblem`.
+        stage: index of the stage.
+        budget_bytes: memory budget of activations.
+        host_budget_bytes: host memory budget of one card.
+        idle_ns: idle time of the stage, from `idle_times_ns`.
+        tolerated_extra_ns: as in `StageProblem`.
 
     Attributes:
-        idle_ns: the same.
-        num_unsimulated: micro-batches that are not run: their time is that of the last turns.
+        idle_ns: idle time of the stage.
+        num_unsimulated: micro-batches that are extrapolated.
     """
 
     def __init__(
@@ -149,11 +151,14 @@ class SingleStageProblem(_ModelProblem):
             self._first_received_ns = int(timeline.op_end_ns[ahead[-1]]) + idle_ns
 
     def score(self, timeline: Timeline) -> Score:
-        """Score of a timeline of this stage, carried on to all micro-batches of the step."""
+        """Return the score of a timeline of this stage, extrapolated to all micro-batches of the step."""
         return self.extrapolate(super().score(timeline), timeline)
 
     def timeline(self, assignment: np.ndarray) -> Timeline:
-        """The stage alone; what it receives is there at once, but for what the first backward waits for."""
+        """Simulate an assignment on this stage alone.
+
+        Received tensors are available at once, except the one that the first backward waits for.
+        """
         program = build_program(self.blocks(assignment), self.transfers, self.layout, self.stage)
         kind = program.ops.kind
         is_received = np.flatnonzero(kind[: _first_backward(kind)] == OpKind.RECEIVE)
@@ -167,9 +172,12 @@ def _first_backward(kind: np.ndarray) -> int:
 
 
 def idle_times_ns(timeline: Timeline) -> tuple[int, ...]:
-    """How long each stage of a step that keeps everything waits for others between its first forwards and backward.
+    """Return the idle time of each stage between its first forward passes and its first backward pass.
 
-    Copies go on meanwhile: a stage that runs alone without it would fall behind with them.
+    Copies run in that time, so a stage that is simulated alone needs it, too.
+
+    Args:
+        timeline: timeline of a step that keeps everything.
     """
     ops, idle_ns = timeline.program.ops, []
     for begin, end in zip(timeline.program.stage_starts[:-1], timeline.program.stage_starts[1:], strict=True):
@@ -180,13 +188,13 @@ def idle_times_ns(timeline: Timeline) -> tuple[int, ...]:
 
 
 class PipelineProblem(_ModelProblem):
-    """All pipeline stages of a captured model together: here stages wait for each other, and copies with them.
+    """All pipeline stages of a captured model together, which wait for each other.
 
     Args:
-        layer_assignments: as of `_ModelProblem`.
-        model: the step, or one with fewer micro-batches.
-        budget_bytes: device memory, static memory included.
-        host_budget_bytes: of one card.
+        layer_assignments: as in `_ModelProblem`.
+        model: step model, or one with fewer micro-batches.
+        budget_bytes: device memory budget, static memory included.
+        host_budget_bytes: host memory budget of one card.
     """
 
     def __init__(
@@ -210,17 +218,17 @@ class PipelineProblem(_ModelProblem):
         self.static_bytes = np.array([static.total_bytes for static in model.static])
 
     def timeline(self, assignment: np.ndarray) -> Timeline:
-        """All stages."""
+        """Simulate an assignment on all stages."""
         return run_program(build_program(self.blocks(assignment), self.transfers, self.layout))
 
     def score(self, timeline: Timeline) -> Score:
-        """Score of all stages together; the peak is that of the fullest."""
+        """Return the score of all stages together; the peak is the highest of any stage."""
         excess_bytes = int(self.excess_bytes_of_stages(timeline).sum())
         peak_bytes = int((peak_memory(timeline) + self.static_bytes).max())
         return self.extrapolate(Score(excess_bytes, timeline.step_time_ns, timeline.step_time_ns, peak_bytes), timeline)
 
     def excess_bytes_of_stages(self, timeline: Timeline) -> np.ndarray:
-        """Bytes of each stage over the budgets: int64, shape (num_stages,)."""
+        """Return the bytes of each stage over the budgets: int64, shape (num_stages,)."""
         peaks = peak_memory(timeline) + self.static_bytes
         stage_of = timeline.program.copies_stage
         host = np.array([peak_host_bytes(timeline, stage_of == stage) for stage in range(len(peaks))])
@@ -228,7 +236,7 @@ class PipelineProblem(_ModelProblem):
 
 
 def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
-    """Micro-batches that show warm-up, steady state and cool-down of a stage, and how many are in flight at most."""
+    """Return the number of micro-batches for warm-up, steady state and cool-down, and the maximum in flight."""
     num_chunks, num_stages = len(layout.chunks[stage]), layout.num_stages
     max_in_flight = most_in_flight(layout.passes(stage))
     num_micro_batches = -(-max_in_flight // layout.num_sequences)  # micro-batches

@@ -40,6 +40,6 @@ def test_functions_run_again_with_their_cell(experts):
         cells = [cell for cell in tensor_graph.recomputed_cells if len(cell.functions) > 10]
         assert cells
         for cell in cells:
-            made = {tensor_graph.makers[tensor] for tensor in cell.tensors & tensor_graph.saved}
+            made = {tensor_graph.producers[tensor] for tensor in cell.tensors & tensor_graph.saved}
             assert made and made <= cell.ops
             assert cell.functions & made  # backward reads what they make, and it goes

@@ -64,7 +64,7 @@ DISTANCES = (1, 2, 4)
 # Two tensors of 100 and 50 bytes; the second is made from the first in 20 ns.
 FLOW = TensorGraph(
     sizes_bytes=(100, 50),
-    makers=(0, 1),
+    producers=(0, 1),
     saved=frozenset({0, 1}),
     outputs=frozenset(),
     reads=((1, 0),),
@@ -296,8 +296,11 @@ def test_what_runs_again_with_a_cell_stands_before_what_backward_has_read_of_it(
     known = replace(cell, of_weights=frozenset({2}))
     strict = TensorGraph(**{**vars(tensor_graph), "recomputed_cells": (known,)})
     assert bound(bound_inputs(strict), 170, Allow(swap=False)) == 1000 + 34
-    assert (known.made_before(frozenset({1}), strict), known.made_before(frozenset({0, 2}), strict)) == (every, {0})
-    assert cell.made_before(frozenset({1}), loose) == {0, 1}
+    assert (known.recomputed_before(frozenset({1}), strict), known.recomputed_before(frozenset({0, 2}), strict)) == (
+        every,
+        {0},
+    )
+    assert cell.recomputed_before(frozenset({1}), loose) == {0, 1}
 
 
 def test_no_copy_stands_in_a_window_where_backward_asks_for_none():
@@ -686,7 +689,7 @@ def toy_facts(case: ToySpace) -> BoundInputs:
     tensor_graphs = [
         TensorGraph(
             sizes_bytes=tuple(tensor.size_bytes for tensor in tensors),
-            makers=tuple(range(len(tensors))),
+            producers=tuple(range(len(tensors))),
             saved=frozenset(range(len(tensors))),
             outputs=frozenset(i for i, tensor in enumerate(tensors) if not tensor.can_recompute),
             reads=tuple((i, i - 1) for i in range(1, len(tensors))),
@@ -873,7 +876,7 @@ def test_the_flow_of_a_layer_of_four_operators():
     Backward needs all but what mul makes. The next layer, or the loss, reads tanh.
     """
     for tensor_graph in build_tensor_graphs(small_model(2)):
-        assert (tensor_graph.sizes_bytes, tensor_graph.makers) == ((MB,) * 4, (0, 1, 2, 3))
+        assert (tensor_graph.sizes_bytes, tensor_graph.producers) == ((MB,) * 4, (0, 1, 2, 3))
         assert (tensor_graph.saved, tensor_graph.outputs, tensor_graph.gathered) == ({0, 2, 3}, {3}, set())
         assert tensor_graph.reads == ((1, 0), (2, 1), (3, 2))
         assert (tensor_graph.recompute_ns, tensor_graph.communication_ns) == ((2000, 3000, 2000, 2000), (0,) * 4)
@@ -900,7 +903,7 @@ def test_what_a_layer_hands_on_that_nobody_holds():
     """Backward does not read tanh; exp of the next layer does, and runs again from it alone."""
     first, second = build_tensor_graphs(changed(small_model(2), lambda node: node, unsaved=("tanh0", "tanh1")))
     assert (first.boundary_inputs, len(first.sizes_bytes)) == (set(), 4)
-    assert (second.boundary_inputs, second.sizes_bytes, second.makers) == ({4}, (MB,) * 5, (0, 1, 2, 3, 4))
+    assert (second.boundary_inputs, second.sizes_bytes, second.producers) == ({4}, (MB,) * 5, (0, 1, 2, 3, 4))
     assert second.reads == ((0, 4), (1, 0), (2, 1), (3, 2)) and {4} <= second.outputs
     assert second.recompute_ns[4] == second.communication_ns[4] == second.unfused_extra_ns[4] == 0
     # tanh is an attribute, so a swap of it has a name. As a reshape of a function it has none.

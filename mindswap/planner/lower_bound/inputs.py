@@ -1,4 +1,4 @@
-"""Facts of the step without any policy: memory at the fullest moment, time until then, work."""
+"""Inputs of the lower bound, from the step without any policy: memory and time at the peak, and work of each stage."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,59 +19,59 @@ from mindswap.simulator.timeline import Timeline
 
 @dataclass(frozen=True)
 class StageLayers:
-    """Layers of a stage that are alike, at the fullest moment of the stage."""
+    """Equal layers of a stage, at the peak of the stage."""
 
-    kind: int  # compiled layer that stands for them
-    in_flight: int = 1  # micro-batches whose activations are there
+    kind: int  # index of the compiled layer that represents them
+    in_flight: int = 1  # micro-batches whose activations are on the device
     num_begun: int = 0  # micro-batches whose backward has begun
     num_waiting: int = 0  # micro-batches whose forward of the layer has ended, and whose backward has not begun
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One pipeline stage up to its fullest moment before the end of its first backward, if everything is kept."""
+    """One pipeline stage if everything is kept, up to its peak memory before the end of its first backward."""
 
-    peak_bytes: int  # device memory at that moment
-    layers: Mapping[StageLayers, int]  # how many there are of each kind
-    window_ns: int  # time from the first operator of the micro-batches that are in flight to that moment
-    work_ns: int  # time of one micro-batch on the compute stream, with waits within its passes for communication
-    # time that the compute stream waits before the first backward for other stages and for weights made whole. No
-    # policy comes there sooner, but by what forward need not write: that shortens the longest way through operators and
-    # communication by no more than the operators on it.
+    peak_bytes: int  # device memory at the peak
+    layers: Mapping[StageLayers, int]  # number of layers of each kind
+    window_ns: int  # time from the first operator of the micro-batches in flight to the peak
+    work_ns: int  # time of one micro-batch on the compute stream, with exposed communication of its passes
+    # time that the compute stream waits before the first backward for other stages and for all-gathered weights. A
+    # policy shortens it at most by the stores that forward avoids: the longest path through operators and communication
+    # gets shorter only by the operators on it.
     idle_ns: int = 0
-    first_pass_extra_ns: int = 0  # how much longer the first forward is by what is done once for all micro-batches
-    backward_ns: int = 0  # compute of backward of one micro-batch; of pieces of sequences the least
+    first_pass_extra_ns: int = 0  # additional time of the first forward, for operators that run once in a step
+    backward_ns: int = 0  # compute time of backward of one micro-batch; with split sequences, of the shortest piece
     num_chunks: int = 1  # virtual chunks
-    is_past_forward: bool = False  # forward of all layers has ended by that moment
-    floor_bytes: int = 0  # device memory at some moment that is there with every policy
-    liveness_points: tuple[LivenessPoint, ...] = ()  # others than the fullest one at which there may be too much
-    # where a stage runs forward and backward of one micro-batch after the other, the same window of each further one:
-    # the first may wait for weights made whole
+    is_past_forward: bool = False  # forward of all layers ends before the peak
+    floor_bytes: int = 0  # device memory that every policy needs at some time
+    liveness_points: tuple[LivenessPoint, ...] = ()  # further points at which the budget may be exceeded
+    # for stages that alternate forward and backward of each micro-batch: `window_ns` of each further micro-batch. The
+    # first one may wait for all-gathered weights
     later_windows_ns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class BoundInputs:
-    """The step that keeps everything."""
+    """Inputs of the lower bound, of the step that keeps everything."""
 
     tensor_graphs: tuple[TensorGraph, ...]  # of the compiled layers
     stages: tuple[Stage, ...]  # pipeline stages
-    transfers: TransferCosts  # what copies cost
-    num_micro_batches: int = 1  # of the step; pieces of sequences count each
-    step_overhead_ns: int = 0  # what comes behind backward
-    gradients_ns: int = 0  # part of it that a longer backward would hide
+    transfers: TransferCosts  # durations of copies
+    num_micro_batches: int = 1  # micro-steps of the step: each sequence piece counts
+    step_overhead_ns: int = 0  # time after backward
+    gradients_ns: int = 0  # part of the overhead that a longer backward would hide
     num_gradient_reductions: int = 1  # backward passes that would hide it
-    passes: StepPasses | None = None  # of its pipeline; None for one stage, and where the schedule cuts backward
+    passes: StepPasses | None = None  # passes of the pipeline; None for one stage, or if the schedule splits backward
 
 
 def collect_bound_inputs(model: StepModel, keep: SimulatedStep) -> BoundInputs:
-    """Facts of a model that the bound needs.
+    """Collect the inputs of the lower bound.
 
     Args:
-        model: the step.
-        keep: the model without swap and recompute; a step of fewer micro-batches will do.
+        model: step model.
+        keep: simulation without swap and recompute; a step of fewer micro-batches is sufficient.
     """
-    # Exposed communication of gradients gets less where backward takes longer.
+    # A longer backward hides more of the gradient reduction.
     exposed_ns = model.exposed_reduction_ns(keep.timeline)
     num_micro_steps = 1 + int(keep.timeline.program.ops.micro_batch.max())
     liveness = compute_liveness(model.with_swap(), num_micro_steps // model.layout.num_sequences)
@@ -94,14 +94,14 @@ def collect_bound_inputs(model: StepModel, keep: SimulatedStep) -> BoundInputs:
 def _min_times(
     model: StepModel, times: Mapping[PassKey, PassTimes], tensor_graphs: Sequence[TensorGraph]
 ) -> dict[PassKey, PassTimes]:
-    """Times of passes with any policy, but for what runs again: forward need not write what nobody holds."""
+    """Return minimum times of passes under any policy, without recompute: forward may avoid stores."""
     layer_map = model.captured.sample.layer_map
     avoided_ns = [0, *(tensor_graphs[kind].avoided_store_ns for kind in layer_map), 0]  # of each section
 
     def shortened(key: PassKey, pass_time: PassTimes) -> PassTimes:
         stage, chunk, is_forward, _ = key
         return pass_time.shortened(
-            is_forward * sum(avoided_ns[section] for section in model.layout.chunks[stage][chunk])
+            is_forward * sum(avoided_ns[segment] for segment in model.layout.chunks[stage][chunk])
         )
 
     return {key: shortened(key, pass_time) for key, pass_time in times.items()}
@@ -122,7 +122,7 @@ def _collect_stage(
     is_backward = kind == OpKind.BACKWARD
     first_backward = int(positions[is_backward][0])
     is_first_micro_step = is_backward & (micro_batch == ops.micro_batch[first_backward])
-    # With several chunks the first turn ends where forward of something goes on.
+    # With several chunks the first backward pass ends where the next forward begins.
     later_forward = positions[(kind == OpKind.FORWARD) & (positions > first_backward)]
     last = int(positions[is_first_micro_step & (positions < min(later_forward, default=end))][-1])
 
@@ -148,12 +148,12 @@ def _collect_stage(
     )
     layer_map, chunks = model.captured.sample.layer_map, model.layout.chunks[stage]
     layers_of_segments = {
-        section - 1: StageLayers(
-            layer_map[section - 1], in_flight[section - 1], num_begun[section - 1], num_waiting[section - 1]
+        segment - 1: StageLayers(
+            layer_map[segment - 1], in_flight[segment - 1], num_begun[segment - 1], num_waiting[segment - 1]
         )
         for chunk in chunks
-        for section in chunk
-        if 1 <= section <= len(layer_map)
+        for segment in chunk
+        if 1 <= segment <= len(layer_map)
     }
     static_bytes = model.static[stage].total_bytes
     liveness_points = liveness.liveness_points(stage, static_bytes, layers_of_segments)
@@ -178,10 +178,18 @@ def _later_windows_ns(
     first_peak: int,
     tensor_graphs: Sequence[TensorGraph],
 ) -> tuple[int, ...]:
-    """`Stage.later_windows_ns`, from the bytes that are there at each operator of the stage; none where passes overlap.
+    """Compute `Stage.later_windows_ns`; empty if passes of micro-batches overlap.
 
-    Where a micro-batch has less at its fullest moment than the first, which is at `first_peak`, so much more may be
-    late: that is counted as time, of the smallest tensor.
+    A later micro-batch may have a lower peak than the first one, at `first_peak`. The difference is memory that late
+    copies may use; it is counted as copy time, at the rate of the smallest tensor.
+
+    Args:
+        model: step model.
+        timeline: simulation without swap and recompute.
+        stage: index of the stage.
+        alive: bytes at each operator of the stage, int64, shape (num_ops of the stage,).
+        first_peak: operator at the peak of the first micro-batch.
+        tensor_graphs: of the compiled layers.
     """
     layout, ops, start_ns = model.layout, timeline.program.ops, timeline.op_start_ns
     works = [entry.work for entry in layout.passes(stage)]
@@ -202,17 +210,17 @@ def _later_windows_ns(
         spare_ns = -(-spare_bytes * model.transfers.copy_out_ns(smallest) // smallest)
         first = compute_of_step[np.argmax(ops.layer[compute_of_step] >= 0)]
         gaps.append(int(start_ns[peak_op] - start_ns[first]) + spare_ns)
-    # Those that are not run take as long as any.
+    # Micro-batches that are not simulated get the maximum.
     return (*gaps, *[max(gaps)] * (layout.num_micro_steps - 1 - len(gaps))) if gaps else ()
 
 
 def _begun(timeline: Timeline, begin: int, op: int) -> set[tuple[int, int]]:
-    """Layers of the micro-batch of an operator, and their passes, that have begun when it runs.
+    """Return (layer, operator kind) of the passes of an operator's micro-batch that have begun when it runs.
 
     Args:
-        timeline: of the step.
+        timeline: timeline of the step.
         begin: first operator of the stage.
-        op: of this stage.
+        op: operator of this stage.
     """
     ops = timeline.program.ops
     ops_of_stage = np.arange(begin, op + 1)
@@ -226,7 +234,7 @@ def _begun(timeline: Timeline, begin: int, op: int) -> set[tuple[int, int]]:
 def _work_of(
     model: StepModel, timeline: Timeline, stage: int, first_backward: int, times: Mapping[PassKey, PassTimes]
 ) -> dict[str, int]:
-    """Times as `Stage` has them, of the operator with which the first backward begins."""
+    """Return the fields of `Stage` that are times; `first_backward` is the first operator of backward."""
     stage_times = {key: pass_time for key, pass_time in times.items() if key[0] == stage}
     num_sequences = model.layout.num_sequences
     num_micro_steps = 1 + int(timeline.program.ops.micro_batch.max())
@@ -237,7 +245,7 @@ def _work_of(
     idle_ns -= sum(
         stage_times[stage, entry.chunk, True, entry.sequence].latencies[COMPUTE].compute_ns for entry in warm_up
     )
-    # What the first backward waits for its own communication is in its work.
+    # The wait of the first backward for its own communication is part of its work.
     first = order[len(warm_up)]
     idle_ns -= stage_times[stage, first.chunk, False, first.sequence].latencies[COMPUTE].begin_ns
     backward_ns = Counter[int]()
@@ -252,7 +260,7 @@ def _work_of(
 
 
 def _pairs_alive(timeline: Timeline, stage: int, op: int) -> set[tuple[int, int]]:
-    """(layer, micro-batch) of what forward of the layers made and is there while an operator runs."""
+    """Return (layer, micro-batch) of the activations that forward has produced and that are live at an operator."""
     intervals, ops = timeline.program.intervals, timeline.program.ops
     is_selected = (intervals.stage == stage) & (intervals.layer >= 0) & (intervals.begin <= op) & (intervals.end >= op)
     is_selected &= ops.kind[intervals.begin] == OpKind.FORWARD

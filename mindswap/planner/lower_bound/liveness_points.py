@@ -27,52 +27,51 @@ NEVER = 2**62  # after every operator
 
 @dataclass(frozen=True, eq=False)
 class LivenessPoint:
-    """A moment of a stage."""
+    """Memory of a stage while one operator runs."""
 
-    fixed_bytes: int  # what is there with every policy, static memory included
-    # between forward and backward: so many micro-batches in each of the layers that are alike. Where layers have
-    # different numbers the least: all that is known is what they keep together, and that may be where least
-    # micro-batches wait.
+    fixed_bytes: int  # live under every policy, static memory included
+    # class of equal layers -> number of micro-batches between forward and backward. The minimum over the layers of the
+    # class: only the sum of what they keep is known, and all of it may be in the layer with the fewest micro-batches
     waiting: Mapping[Hashable, int]
     is_past_forward: bool = False  # forward of all layers has ended
 
 
 @dataclass(frozen=True, eq=False)
 class Liveness:
-    """A step, operator by operator."""
+    """Live memory of a step while each operator runs."""
 
-    program: Program  # the step in which all is swapped that can be; never simulated
-    fixed_bytes: np.ndarray  # int64, shape (num_ops,): what is there with every policy while each operator runs
-    waiting_bytes: np.ndarray  # int64, same shape: what is there besides if everything is kept, of pairs that wait
-    # (layer, micro-batch) -> the operators between which all that it leaves waits: behind the first, up to the second
+    program: Program  # the step with everything swapped that can be; never simulated
+    fixed_bytes: np.ndarray  # int64, shape (num_ops,): live under every policy
+    waiting_bytes: np.ndarray  # int64, same shape: in addition live if everything is kept, of layers in `pairs`
+    # (layer, micro-batch) -> operators after which, and before which, all of its swappable tensors wait for backward
     pairs: Mapping[tuple[int, int], tuple[int, int]]
 
     def liveness_points(
         self, stage: int, static_bytes: int, layer_classes: Mapping[int, Hashable]
     ) -> tuple[LivenessPoint, ...]:
-        """Moments of a stage at which what is there is most, however much of what waits is kept.
+        """Return the points of a stage at which the memory may be highest, whatever share of waiting tensors is kept.
 
         Args:
-            stage: which one.
-            static_bytes: its static memory.
-            layer_classes: layer of the stage -> what it is like.
+            stage: index of the stage.
+            static_bytes: static memory of the stage.
+            layer_classes: layer of the stage -> class of equal layers.
         """
         begin, end = self.program.stage_starts[stage : stage + 2].tolist()
         kind, is_layer = self.program.ops.kind[begin:end], self.program.ops.layer[begin:end] >= 0
         last_forward = int(np.flatnonzero((kind == OpKind.FORWARD) & is_layer).max(initial=-1))
-        found = []
+        points = []
         for position in upper_hull(self.waiting_bytes[begin:end], self.fixed_bytes[begin:end]):
             op = begin + position
             num_pending = Counter(layer for (layer, _), (first, last) in self.pairs.items() if first < op < last)
             min_pending: dict[Hashable, int] = {}
             for layer, layer_class in layer_classes.items():
                 min_pending[layer_class] = min(min_pending.get(layer_class, num_pending[layer]), num_pending[layer])
-            found.append(LivenessPoint(int(self.fixed_bytes[op]) + static_bytes, min_pending, position > last_forward))
-        return tuple(found)
+            points.append(LivenessPoint(int(self.fixed_bytes[op]) + static_bytes, min_pending, position > last_forward))
+        return tuple(points)
 
 
 def compute_liveness(model: StepModel, num_micro_batches: int) -> Liveness:
-    """Memory of a step of so many micro-batches."""
+    """Compute the live memory of a step with the given number of micro-batches."""
     unmoved = _unmoved(model)
     program = _all_swapped(model, num_micro_batches, unmoved)
     ops, copies = program.ops, program.copies
@@ -92,7 +91,14 @@ def compute_liveness(model: StepModel, num_micro_batches: int) -> Liveness:
 
 
 def alive_bytes(first: np.ndarray, last: np.ndarray, sizes_bytes: np.ndarray, num_ops: int) -> np.ndarray:
-    """Bytes while each operator runs: int64, shape (num_ops,); tensors from a first operator to a last one."""
+    """Return the live bytes while each operator runs: int64, shape (num_ops,).
+
+    Args:
+        first: first operator of the lifetime of each tensor.
+        last: last operator of the lifetime of each tensor.
+        sizes_bytes: size of each tensor.
+        num_ops: number of operators.
+    """
     change = np.zeros(num_ops + 1, np.int64)
     np.add.at(change, first, sizes_bytes)
     np.subtract.at(change, last + 1, sizes_bytes)
@@ -100,46 +106,46 @@ def alive_bytes(first: np.ndarray, last: np.ndarray, sizes_bytes: np.ndarray, nu
 
 
 def _all_swapped(model: StepModel, num_micro_batches: int, unmoved: Set[Label]) -> Program:
-    """The step in which layers swap what they leave: its table of copies says when each is made and read."""
+    """Build the step with all movable tensors of layers swapped: its copies tell producers and first users."""
     copied = CopySetting(prefetch=0, num_copies=1, is_resident=False)
-    before, *layers, behind = model.blocks(Policy())
+    prologue, *layers, epilogue = model.blocks(Policy())
     swapped = {
         id(block): block.with_copies({label: copied for label in block.arrays.labels if label not in unmoved})
         for block in dict.fromkeys(layers)
     }
     layout = replace(model.layout, num_micro_batches=num_micro_batches)
-    return build_program([before, *(swapped[id(block)] for block in layers), behind], model.transfers, layout)
+    return build_program([prologue, *(swapped[id(block)] for block in layers), epilogue], model.transfers, layout)
 
 
 def _certain(program: Program) -> tuple[np.ndarray, np.ndarray]:
-    """Operators of the compute stream from which and up to which each interval is there with every policy."""
+    """Return the first and the last compute operator at which each interval is live under every policy."""
     ops, intervals, copies = program.ops, program.intervals, program.copies
     is_prefetched, is_offloaded = intervals.begin < 0, intervals.end < 0
     begin, end = intervals.begin.copy(), intervals.end.copy()
     begin[is_prefetched] = copies.first_user_op[copy_position(begin[is_prefetched])]
     end[is_offloaded] = copies.producer_op[copy_position(end[is_offloaded])]
-    # What communication makes is there when somebody has waited for it, what it reads until it begins.
-    is_own, position = ops.kind >= OpKind.COLLECTIVE, np.arange(len(ops))
+    # An output of communication is live when an operator has waited for it, an input until communication begins.
+    is_communication, position = ops.kind >= OpKind.COLLECTIVE, np.arange(len(ops))
     first_waits = np.full(len(ops), NEVER)
-    waits = (ops.wait_op != NO_OP) & ~is_own
+    waits = (ops.wait_op != NO_OP) & ~is_communication
     np.minimum.at(first_waits, ops.wait_op[waits], position[waits])
-    begin = np.where(is_own[begin], first_waits[begin], begin)
-    waited = np.where(is_own[end], ops.wait_op[end], end)
-    waited = np.where(is_own[waited], NO_OP, waited)
-    # A gradient that is there until the next operator: that may be one that runs again.
-    num_compute = np.cumsum(~is_own)
+    begin = np.where(is_communication[begin], first_waits[begin], begin)
+    waited = np.where(is_communication[end], ops.wait_op[end], end)
+    waited = np.where(is_communication[waited], NO_OP, waited)
+    # A gradient that is live until the next operator only: that may be a recomputed one.
+    num_compute = np.cumsum(~is_communication)
     is_passing = (intervals.kind == MemoryKind.GRADIENT) & (num_compute[end] - num_compute[intervals.begin] < 2)
     return begin, np.where(is_passing, np.minimum(begin, waited), waited)
 
 
 def _unmoved(model: StepModel) -> frozenset[Label]:
-    """What layers hold for backward with every policy: nothing names it, and where a layer runs again it does not."""
+    """Return the tensors that layers save under every policy: no holder has a name, nor does recompute free them."""
     if model.layers.reads_caches:
-        return frozenset()  # no whole layer can run again
-    found: set[Label] = set()
-    for kind in range(len(model.captured.trees)):
-        layer_index = model.captured.sample.layer_map.index(kind)
-        plain, again = (
+        return frozenset()  # full recompute of a layer is impossible
+    unmoved: set[Label] = set()
+    for layer_class in range(len(model.captured.trees)):
+        layer_index = model.captured.sample.layer_map.index(layer_class)
+        plain, recomputed = (
             {
                 tensor.label
                 for tensor in model.layer_block(policy, layer_index).tensors
@@ -147,39 +153,39 @@ def _unmoved(model: StepModel) -> frozenset[Label]:
             }
             for policy in (Policy(), Policy(True, layer_recompute=ALL_LAYERS))
         )
-        found |= (plain & again) - set(model.holder_names(Policy(), layer_index))
-    return frozenset(found)
+        unmoved |= (plain & recomputed) - set(model.holder_names(Policy(), layer_index))
+    return frozenset(unmoved)
 
 
 def _fixed_bytes(begin: np.ndarray, end: np.ndarray, program: Program, unmoved: Set[Label] = frozenset()) -> np.ndarray:
-    """Bytes of the intervals that every policy has, while each operator runs.
+    """Return the bytes that are live under every policy while each operator runs: int64, shape (num_ops,).
 
-    What equal operators of a layer make together, some policy makes one by one.
+    Outputs of merged operators of a layer are excluded, because some policies do not merge them.
     """
     intervals = program.intervals
     is_unmoved = np.array([label in unmoved for label in program.labels], bool)[intervals.label]
-    is_left = (intervals.kind == MemoryKind.KEPT) & (intervals.layer >= 0) & ~is_unmoved
+    is_movable = (intervals.kind == MemoryKind.KEPT) & (intervals.layer >= 0) & ~is_unmoved
     is_merged = np.array([isinstance(label, Names) and len(label) > 1 for label in program.labels])
-    counts = (intervals.kind != MemoryKind.RECOMPUTED) & ~is_left & (begin <= end)
+    counts = (intervals.kind != MemoryKind.RECOMPUTED) & ~is_movable & (begin <= end)
     counts &= ~(is_merged[intervals.label] & (intervals.layer >= 0))
     return alive_bytes(begin[counts], end[counts], intervals.size_bytes[counts], len(program.ops))
 
 
 def upper_hull(xs: np.ndarray, ys: np.ndarray) -> list[int]:
-    """Positions of points that are largest in x times some share from 0 to 1, plus y."""
+    """Return the positions of points that maximize `share * x + y` for some share from 0 to 1."""
     order = np.lexsort((-xs, -ys))
-    most = np.maximum.accumulate(xs[order])
-    order = order[np.append(True, most[1:] > most[:-1])]  # y falls, so only what has more x counts
+    max_x = np.maximum.accumulate(xs[order])
+    order = order[np.append(True, max_x[1:] > max_x[:-1])]  # y decreases, so only a larger x counts
     points = dict(zip(order.tolist(), zip(xs[order].tolist(), ys[order].tolist(), strict=True), strict=True))
     hull: list[int] = []
-    for at, (x, y) in points.items():
+    for position, (x, y) in points.items():
         while len(hull) > 1:
             (x1, y1), (x2, y2) = points[hull[-2]], points[hull[-1]]
             if (y1 - y2) * (x - x2) <= (y2 - y) * (x2 - x1):
                 break
             hull.pop()
-        hull.append(at)
-    # More x for more y lost than it can be worth.
+        hull.append(position)
+    # The share is at most 1: drop points that gain less x than they lose y.
     while len(hull) > 1 and sum(points[hull[-1]]) <= sum(points[hull[-2]]):
         hull.pop()
     return hull

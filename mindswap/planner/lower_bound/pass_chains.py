@@ -15,7 +15,7 @@ Two stages, of which the second keeps the first one waiting; the longest chain i
     stage 0    | F0 | F1 |      | B0   | B1   |
     stage 1         | F0 | B0   | F1 | B1  |
 
-Weights are gathered in no time, and what runs once in a step is left out.
+All-gathers of weights take no time here, and operators that run once in a step are left out.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ from mindswap.simulator.schedules.rounds import PassWork
 from mindswap.simulator.stage_pass import ModelSegments, StagePass
 from mindswap.simulator.step_model import StepModel
 
-NEVER_NS = -(2**62)  # end of what something does not wait for
+NEVER_NS = -(2**62)  # time before every other: no dependency
 COMPUTE, NETWORK, RECEIVED = range(3)  # streams of a stage
 PassKey = tuple[int, int, bool, int]  # stage, virtual chunk, is forward, piece of the sequence
 
@@ -40,7 +40,7 @@ class PassLatency(NamedTuple):
     """Longest dependency paths through a pass, in ns; `NEVER_NS` if there is none."""
 
     compute_ns: int  # to the end of the last operator on the compute stream
-    network_ns: int  # to the end of the last one on the communication stream: what is sent is there
+    network_ns: int  # to the end of the last operator on the communication stream, when a sent tensor arrives
     begin_ns: int  # to the begin of the first operator on the compute stream
 
 
@@ -48,16 +48,15 @@ class PassLatency(NamedTuple):
 class PassTimes:
     """Minimum times of a pass of a virtual chunk."""
 
-    latencies: tuple[
-        PassLatency, ...
-    ]  # from when the compute stream, and the network, are free, and from what is received
-    busy_ns: int  # work of the compute stream
-    first_pass_extra_ns: int  # how much longer the first forward pass is
-    receive: int | None  # as of `StagePass`
+    # by source: since the compute stream is free, since the communication stream is free, since a tensor is received
+    latencies: tuple[PassLatency, ...]
+    busy_ns: int  # busy time of the compute stream
+    first_pass_extra_ns: int  # additional time of the first forward pass of the step
+    receive: int | None  # this field and the next one are those of `StagePass`
     send: int | None
 
     def shortened(self, saved_ns: int) -> "PassTimes":
-        """Where operators of the pass may take so much less."""
+        """Return the times if operators of the pass take less time by `saved_ns`."""
         return replace(
             self,
             latencies=tuple(PassLatency(*(each_ns - saved_ns for each_ns in latency)) for latency in self.latencies),
@@ -65,7 +64,7 @@ class PassTimes:
 
 
 def pass_times(model: StepModel) -> dict[PassKey, PassTimes]:
-    """All passes of a model without any policy; weights are gathered in no time."""
+    """Return the times of all passes of a model without any policy, with all-gathers of weights in no time."""
     layout, times = model.layout, {}
     stages = {s: stage for stage, chunks in enumerate(layout.chunks) for segments in chunks for s in segments}
 
@@ -84,7 +83,13 @@ def pass_times(model: StepModel) -> dict[PassKey, PassTimes]:
 
 
 def _times(stage_pass: StagePass, piece: int, first: StagePass | None) -> PassTimes:
-    """Times of a pass; `first` is the first one of the step."""
+    """Return the times of a pass.
+
+    Args:
+        stage_pass: the pass.
+        piece: sequence piece.
+        first: first forward pass of the step; None for backward.
+    """
     latencies = (
         _latency(stage_pass, piece, COMPUTE),
         _latency(stage_pass, piece, NETWORK),
@@ -98,7 +103,7 @@ def _times(stage_pass: StagePass, piece: int, first: StagePass | None) -> PassTi
 
 
 def _durations_ns(stage_pass: StagePass, piece: int) -> np.ndarray:
-    """Durations of the operators of a piece."""
+    """Return the durations of the operators for a sequence piece."""
     pieces_ns = stage_pass.ops.piece_ns
     return pieces_ns[:, min(piece, pieces_ns.shape[1] - 1)]
 
@@ -124,11 +129,11 @@ def _latency(stage_pass: StagePass, piece: int, source: int) -> PassLatency:
 
 @dataclass(frozen=True)
 class Chain:
-    """Passes of which each waits for the one before it."""
+    """Passes of which each waits for the previous one."""
 
-    length_ns: int  # if nothing runs again
-    # for each stage, backward passes that get longer by what runs again; of its virtual chunks the least, as it may be
-    # layers of any of them that run again
+    length_ns: int  # without recompute
+    # for each stage, number of backward passes that recompute makes longer: the minimum over its virtual chunks,
+    # because the recomputed layers may be in any of them
     num_backward: tuple[int, ...]
 
 
@@ -136,7 +141,7 @@ class _ChainEnd(NamedTuple):
     """The end of a chain."""
 
     end_ns: int
-    grows: tuple[int, int] | None = None  # stage and virtual chunk of the last pass, if it grows by what runs again
+    grows: tuple[int, int] | None = None  # stage and virtual chunk of the last pass, if recompute makes it longer
     previous: "_ChainEnd | None" = None
 
 
@@ -146,7 +151,7 @@ class StepPasses:
 
     layout: StageLayout
     times: Mapping[PassKey, PassTimes]
-    longest: Chain = field(init=False, repr=False)  # derived: the longest chain if nothing runs again
+    longest: Chain = field(init=False, repr=False)  # derived: the longest chain without recompute
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "longest", self._chain([0] * self.layout.num_stages))
@@ -160,7 +165,7 @@ class StepPasses:
         return self._chain(grow_ns) if any(grow_ns) else self.longest
 
     def _chain(self, grow_ns: Sequence[int]) -> Chain:
-        """The longest chain if a backward pass on each stage gets so much longer."""
+        """Return the longest chain if each backward pass of a stage takes longer by `grow_ns` of the stage."""
         chunks, chain_end = self.layout.chunks, self._longest(grow_ns)
         length_ns, grown = chain_end.end_ns, Counter[tuple[int, int]]()
         while chain_end.previous is not None:
@@ -201,7 +206,7 @@ class StepPasses:
 def _extend_chains(
     sources: Sequence[_ChainEnd], times: PassTimes, grows: tuple[int, int] | None, grow_ns: int
 ) -> list[_ChainEnd]:
-    """The longest chains that end with a pass, on the compute stream and on the network."""
+    """Return the longest chains that end with a pass, on the compute stream and on the communication stream."""
     extended = []
     for target in (COMPUTE, NETWORK):
         longest = _ChainEnd(NEVER_NS)

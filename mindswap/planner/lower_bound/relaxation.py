@@ -325,18 +325,18 @@ class _Layer:
             return (
                 constraint
                 if tensor in tensor_graph.outputs
-                else constraint | {recompute_share[tensor_graph.makers[tensor]]: -1}
+                else constraint | {recompute_share[tensor_graph.producers[tensor]]: -1}
             )
 
         for tensor in tensor_graph.saved:
             program.add_constraint(there(tensor), -1)
         for tensor in tensor_graph.freed_by_recompute - tensor_graph.outputs:
             program.add_constraint(
-                dict.fromkeys((*self.tensors[tensor][1:], recompute_share[tensor_graph.makers[tensor]]), 1), 1
+                dict.fromkeys((*self.tensors[tensor][1:], recompute_share[tensor_graph.producers[tensor]]), 1), 1
             )
         for first, *others in tensor_graph.swapped_together:
             for one, other in (pair[::step] for pair in ((first, other) for other in others) for step in (1, -1)):
-                again = {recompute_share[tensor_graph.makers[tensor]]: -1.0 for tensor in (one, other)}
+                again = {recompute_share[tensor_graph.producers[tensor]]: -1.0 for tensor in (one, other)}
                 moved = dict.fromkeys(self.tensors[one][2:], 1.0) | dict.fromkeys(self.tensors[other][2:], -1.0)
                 program.add_constraint(moved | again)
         with_cells = [
@@ -352,7 +352,7 @@ class _Layer:
         compute: Constraint = {recompute_share[op]: ns for op, ns in enumerate(tensor_graph.recompute_ns) if ns}
         apart = {op: program.add_variable() for op, ns in enumerate(tensor_graph.unfused_extra_ns) if ns}
         for op, tensor in tensor_graph.reads:
-            maker = tensor_graph.makers[tensor]
+            maker = tensor_graph.producers[tensor]
             if maker in apart:
                 program.add_constraint({recompute_share[maker]: 1, recompute_share[op]: 1, apart[maker]: -1}, 1)
         compute |= {variable: tensor_graph.unfused_extra_ns[op] for op, variable in apart.items()}
@@ -378,7 +378,7 @@ class _Layer:
         for gap in tensor_graph.gaps:
             in_gap, any_in_gap = self._add_gap(program, tensor_graph, gap, recompute_share)
             for cell, with_cell in with_cells:
-                for op in cell.made_before(gap.read_before, tensor_graph).intersection(in_gap, with_cell):
+                for op in cell.recomputed_before(gap.read_before, tensor_graph).intersection(in_gap, with_cell):
                     program.add_constraint({in_gap[op]: 1, with_cell[op]: 1, recompute_share[op]: -1})
             only_for = [(in_gap[op], ops) for op, ops in gap.only_for(tensor_graph).items()]
             add_hidden_time(in_gap, [(any_in_gap, in_gap.keys()), *only_for], gap.idle_ns)
@@ -408,12 +408,12 @@ class _Layer:
         for tensor in cell.tensors:
             program.add_constraint(dict.fromkeys((*self.tensors[tensor][1:], is_recomputed), 1), 1)
             if tensor in tensor_graph.saved:
-                program.add_constraint({is_recomputed: 1, with_cell[tensor_graph.makers[tensor]]: -1})
+                program.add_constraint({is_recomputed: 1, with_cell[tensor_graph.producers[tensor]]: -1})
         for op, tensor in cell.views:
             program.add_constraint({recompute_share[op]: 1, self.tensors[tensor][1]: -1, is_recomputed: -1})
         for op, tensor in tensor_graph.reads:
             if op in with_cell and tensor in cell.tensors:
-                program.add_constraint({with_cell[op]: 1, with_cell[tensor_graph.makers[tensor]]: -1})
+                program.add_constraint({with_cell[op]: 1, with_cell[tensor_graph.producers[tensor]]: -1})
         return with_cell
 
     def _add_gap(
@@ -428,15 +428,15 @@ class _Layer:
         program.add_constraint({any_in_gap: 1, **dict.fromkeys((in_gap[op] for op in gap.first_read_ops), -1)})
         inputs = tensor_graph.inputs
         before = {
-            op: program.add_variable(1) for op in closure((tensor_graph.makers[t] for t in gap.read_before), inputs)
+            op: program.add_variable(1) for op in closure((tensor_graph.producers[t] for t in gap.read_before), inputs)
         }
         for tensor in gap.read_before:
             program.add_constraint(
-                dict.fromkeys((before[tensor_graph.makers[tensor]], *self.tensors[tensor][1:]), -1), -1
+                dict.fromkeys((before[tensor_graph.producers[tensor]], *self.tensors[tensor][1:]), -1), -1
             )
         readers: dict[int, list[int]] = {}
         for op, tensor in tensor_graph.reads:
-            maker = tensor_graph.makers[tensor]
+            maker = tensor_graph.producers[tensor]
             readers.setdefault(maker, []).append(op)
             if op in before:
                 program.add_constraint({before[op]: 1, **dict.fromkeys((before[maker], *self.tensors[tensor][1:]), -1)})

@@ -45,18 +45,18 @@ class CommunicationGap:
         """Return, by operator, the operators that are recomputed in the gap only if it is, itself included."""
         readers: dict[int, set[int]] = {op: set() for op in self.ops}
         for op, tensor in tensor_graph.reads:
-            if op in readers and tensor_graph.makers[tensor] in readers:
-                readers[tensor_graph.makers[tensor]].add(op)
-        free = {op: own for op, own in readers.items() if own and op not in self.first_read_ops}
-        found: dict[int, set[int]] = {}
+            if op in readers and tensor_graph.producers[tensor] in readers:
+                readers[tensor_graph.producers[tensor]].add(op)
+        free = {op: op_readers for op, op_readers in readers.items() if op_readers and op not in self.first_read_ops}
+        groups: dict[int, set[int]] = {}
         for op in self.ops:
             group: set[int] = set()
             more = {op}
             while more:
                 group |= more
-                more = {other for other, own in free.items() if other not in group and own <= group}
-            found[op] = group
-        return found
+                more = {reader for reader, op_readers in free.items() if reader not in group and op_readers <= group}
+            groups[op] = group
+        return groups
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,18 @@ class RecomputedCell:
     views: frozenset[tuple[int, int]] = frozenset()
     of_weights: frozenset[int] = frozenset()  # freed outputs of operators that read weights only
 
-    def made_before(self, read_before: Set[int], tensor_graph: "TensorGraph") -> frozenset[int]:
+    def recomputed_before(self, read_before: Set[int], tensor_graph: "TensorGraph") -> frozenset[int]:
         """Return the operators recomputed before the gap, given the tensors that backward reads before it.
 
         The cell's outputs are freed, so backward recomputes their producers and, transitively, the producers of their
         inputs.
         """
-        gone = self.tensors | self.of_weights
+        freed = self.tensors | self.of_weights
         inputs: dict[int, set[int]] = {}
         for op, tensor in tensor_graph.reads:
-            if tensor in gone:
-                inputs.setdefault(op, set()).add(tensor_graph.makers[tensor])
-        return closure((tensor_graph.makers[tensor] for tensor in self.tensors & read_before), inputs)
+            if tensor in freed:
+                inputs.setdefault(op, set()).add(tensor_graph.producers[tensor])
+        return closure((tensor_graph.producers[tensor] for tensor in self.tensors & read_before), inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class TensorGraph:
     """Tensors and operators of one layer, each identified by its index."""
 
     sizes_bytes: tuple[int, ...]  # of each tensor
-    makers: tuple[int, ...]  # operator that makes each tensor
+    producers: tuple[int, ...]  # producer of each tensor
     saved: frozenset[int]  # tensors that backward reads
     outputs: frozenset[int]  # tensors that other layers read; never recomputed
     reads: tuple[tuple[int, int], ...]  # (operator, tensor) for each tensor that an operator of the layer reads
@@ -127,7 +127,7 @@ class TensorGraph:
     @property
     def inputs(self) -> dict[int, set[int]]:
         """Producers of the inputs of each operator, within the layer."""
-        return _inputs_of(self.makers, self.reads)
+        return _inputs_of(self.producers, self.reads)
 
     @property
     def saved_bytes(self) -> int:
@@ -142,68 +142,71 @@ def build_tensor_graphs(model: StepModel) -> tuple[TensorGraph, ...]:
 
 
 def _times_recompute_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
-    """By name of an operator of forward, `recompute_ns`, `unfused_extra_ns`, `avoided_store_ns` of `TensorGraph`."""
+    """Return `recompute_ns`, `unfused_extra_ns`, `avoided_store_ns` of `TensorGraph`, by name of forward operator."""
     graph = model.captured.graph
     works = measure_work(graph)
 
     def times_ns(of_forward: Iterable[Work]) -> np.ndarray:
-        """Time on the compute stream of each operator of forward."""
+        """Return the time on the compute stream of each forward operator."""
         pairs = zip(graph.forward, of_forward, strict=True)
         return np.array(
             [0 if node.op in COMMUNICATION_OPS else model.costs.operator_ns(node, work) for node, work in pairs]
         )
 
-    # What backward has a copy of without any policy has no second one with any.
+    # Operators that backward recomputes without any policy are not recomputed a second time.
     runs_anyway = np.array([node.name in graph.index.duplicates for node in graph.forward], bool)
     if model.settings.is_fused:
         users = readers_of_saved(graph)
-        least_ns, apart_ns = (times_ns(min_recompute_work(graph, works[0], users, twice)) for twice in (False, True))
-        least_ns[runs_anyway] = apart_ns[runs_anyway] = 0
-        least_ns -= fusion_saving_ns(graph, works[1], users, model.costs.operator_ns)
-        more_ns = apart_ns - least_ns
-        # What runs again need not be written in forward.
+        min_ns, unfused_ns = (times_ns(min_recompute_work(graph, works[0], users, twice)) for twice in (False, True))
+        min_ns[runs_anyway] = unfused_ns[runs_anyway] = 0
+        min_ns -= fusion_saving_ns(graph, works[1], users, model.costs.operator_ns)
+        extra_ns = unfused_ns - min_ns
+        # Forward need not store outputs that are recomputed.
         avoided_store_ns = times_ns(fuse_forward(graph, works[0]))
         avoided_store_ns -= times_ns(fuse_forward(graph, works[0], is_saved=False))
-        least_ns -= avoided_store_ns
+        min_ns -= avoided_store_ns
     else:
-        least_ns, more_ns, avoided_store_ns = times_ns(works[0]), *np.zeros((2, len(works[0])), np.int64)
-        least_ns[runs_anyway] = 0
+        min_ns, extra_ns, avoided_store_ns = times_ns(works[0]), *np.zeros((2, len(works[0])), np.int64)
+        min_ns[runs_anyway] = 0
     names = [node.name for node in graph.forward]
-    return tuple(dict(zip(names, found.tolist(), strict=True)) for found in (least_ns, more_ns, avoided_store_ns))
+    return tuple(dict(zip(names, by_op.tolist(), strict=True)) for by_op in (min_ns, extra_ns, avoided_store_ns))
 
 
 def fusion_saving_ns(
     graph: Graph, works: Sequence[Work], users: Mapping[str, Sequence[Node]], operator_ns: Callable[[Node, Work], int]
 ) -> np.ndarray:
-    """Time that backward saves at most, where a copy of each operator of forward hands on in registers what it makes.
+    """Return the maximum time that fusion of a recomputed operator with its reader saves in backward.
 
-    Only what has one reader is handed on. What reads so little less that it fits into the cache saves much: so it
-    depends on what else the reader gets in registers.
+    Only an output with one reader stays in registers. The saving is not linear, because a reader whose remaining inputs
+    fit into the cache is much faster; so it depends on which other inputs of the reader are fused.
 
     Args:
-        graph: the step without recompute.
-        works: of backward, not fused.
-        users: from `readers_of_saved`.
-        operator_ns: duration of an operator.
+        graph: step without recompute.
+        works: work of each backward operator, not fused.
+        users: readers of saved tensors, from `readers_of_saved`.
+        operator_ns: (node, work) -> duration in ns.
+
+    Returns:
+        int64 ns, shape (num_forward_ops,).
     """
     index = graph.index
     work_of = dict(zip((node.name for node in graph.backward), works, strict=True))
 
-    def handed_by(name: str) -> Node | None:
-        """The operator that could hand this value on."""
+    def fusible_producer(name: str) -> Node | None:
+        """Return the fusible producer of a value; None if there is none."""
         passed = first_source(name, VALUE_PASSING_OPS, index.nodes)
         maker = first_source(index.forward_names.get(passed, passed), VALUE_PASSING_OPS, index.nodes)
         return index.nodes[maker] if maker in index.nodes and index.nodes[maker].op in FUSED_OPS else None
 
     def saved_ns(node: Node) -> int:
-        own = users.get(node.name, ())
-        if len(own) != 1 or node.op not in FUSED_OPS or own[0].op not in FUSED_OPS:
+        readers = users.get(node.name, ())
+        if len(readers) != 1 or node.op not in FUSED_OPS or readers[0].op not in FUSED_OPS:
             return 0
-        reader, work = own[0], work_of[own[0].name]
+        reader, work = readers[0], work_of[readers[0].name]
         may_read = {work.read_bytes}
-        for other in filter(None, map(handed_by, reader.inputs)):
-            if other.name != node.name:
-                may_read |= {read - other.size_bytes for read in may_read}
+        for fusible in filter(None, map(fusible_producer, reader.inputs)):
+            if fusible.name != node.name:
+                may_read |= {read - fusible.size_bytes for read in may_read}
 
         def time_ns(read_bytes: int, is_fused: bool) -> int:
             return operator_ns(reader, replace(work, read_bytes=max(read_bytes, 0), is_fused=is_fused))
@@ -220,10 +223,10 @@ def _build_tensor_graph(
     unfused_extra_ns: Mapping[str, int],
     avoided_store_ns: Mapping[str, int],
 ) -> TensorGraph:
-    """The flow of a compiled layer.
+    """Build the tensor graph of a compiled layer.
 
     Args:
-        model: the step.
+        model: step model.
         layer_index: position of the layer among the compiled ones.
         recompute_ns: from `_times_recompute_ns`.
         unfused_extra_ns: from `_times_recompute_ns`.
@@ -231,17 +234,22 @@ def _build_tensor_graph(
     """
     graph = model.captured.graph
     kernels = [node for node in graph.forward if is_kernel(node.op)]
-    held = _held_gathers(model, layer_index)
-    # What becomes of other gathered weights no policy changes: they are not in the programme.
-    own = [
+    held_gathers = _held_gathers(model, layer_index)
+    # No policy changes the lifetime of other gathered weights, so they are left out.
+    layer_ops = [
         node
         for node in kernels
-        if node.layer_index == layer_index and (not is_gathering(node) or model.names(node) in held)
+        if node.layer_index == layer_index and (not is_gathering(node) or model.names(node) in held_gathers)
     ]
-    ops = {node.name: position for position, node in enumerate(own)}
-    keys = [(node.name, index) for node in own for index, known in enumerate(node.outputs) if known.size_bytes]
-    keys_before = _find_boundary_inputs(graph, layer_index)
-    tensors = {key: position for position, key in enumerate((*keys, *keys_before))}
+    ops = {node.name: position for position, node in enumerate(layer_ops)}
+    keys = [
+        (node.name, index)
+        for node in layer_ops
+        for index, tensor_type in enumerate(node.outputs)
+        if tensor_type.size_bytes
+    ]
+    boundary_keys = _find_boundary_inputs(graph, layer_index)
+    tensors = {key: position for position, key in enumerate((*keys, *boundary_keys))}
     boundary_inputs = frozenset(range(len(keys), len(tensors)))
     saved = {
         tensors[entry.storage.name, entry.storage.output_index]: entry
@@ -249,78 +257,86 @@ def _build_tensor_graph(
         if (entry.storage.name, entry.storage.output_index) in tensors
     }
 
-    def held_by(node: Node) -> set[int]:
-        """What an operator makes, or is a name of."""
-        own = ((node.name, index) for index in range(len(node.outputs)))
-        return {tensors[key] for key in (*own, *_storages(graph, (node.name,))) if key in tensors}
+    def tensors_held_by(node: Node) -> set[int]:
+        """Return the tensors that an operator produces or is a holder of."""
+        own_keys = ((node.name, index) for index in range(len(node.outputs)))
+        return {tensors[key] for key in (*own_keys, *_storages(graph, (node.name,))) if key in tensors}
 
     def read_by(node: Node) -> set[int]:
         return {tensors[key] for key in _storages(graph, node.inputs) if key in tensors}
 
     gathered = {tensors[name, index] for name, index in keys if is_gathering(graph.index.forward_nodes[name])}
     outputs = {tensor for node in kernels if node.layer_index != layer_index for tensor in read_by(node)}
-    reads = tuple((ops[node.name], tensor) for node in own for tensor in sorted(read_by(node)))
-    # What the layer before hands on has makers of its own here, which take no time.
-    makers = (*(ops[name] for name, _ in keys), *range(len(own), len(own) + len(keys_before)))
-    no_time = (0,) * len(keys_before)
+    reads = tuple((ops[node.name], tensor) for node in layer_ops for tensor in sorted(read_by(node)))
+    # Boundary inputs get additional producers that take no time.
+    producers = (*(ops[name] for name, _ in keys), *range(len(layer_ops), len(layer_ops) + len(boundary_keys)))
+    no_time = (0,) * len(boundary_keys)
     unit = model.costs.device.pool_alignment_bytes
     communication_ns = tuple(
         0 if node.name in graph.index.duplicates  # as its time on the compute stream
         else sum(map(model.collective_ns, model.captured.collectives.get(node.name, ())))
-        for node in own
+        for node in layer_ops
     )  # fmt: skip
     first_users = {tensor: entry.first_user for tensor, entry in saved.items()}
-    # Where halves of a layer take turns, one goes on while the other one communicates.
+    # With interleaved halves, one half computes while the other one communicates.
     has_halves = model.settings.has_interleaved_halves
-    is_early = {ops[node.name] for node in own if _communicates_early(model, node)}
+    communicates_early = {ops[node.name] for node in layer_ops if _communicates_early(model, node)}
     holders: dict[int, list[Node]] = {}
     for node in graph.forward:
-        for tensor in held_by(node):
+        for tensor in tensors_held_by(node):
             holders.setdefault(tensor, []).append(node)
-    handed_as = {name for node in graph.forward if node.layer_index == layer_index for name in node.inputs}
+    input_names = {name for node in graph.forward if node.layer_index == layer_index for name in node.inputs}
 
     def is_named(tensor: int, node: Node) -> bool:
-        """What the layer before hands on stays under a name under which this one reads it."""
-        is_held = tensor not in boundary_inputs or node.name in handed_as
-        return is_held and model.names.can_name(graph.owner(node))
+        """Return whether swap by the name of this holder frees the tensor; boundary inputs need a name read here."""
+        is_input = tensor not in boundary_inputs or node.name in input_names
+        return is_input and model.names.can_name(graph.owner(node))
 
     named = {tensor for tensor, nodes in holders.items() if any(is_named(tensor, node) for node in nodes)}
-    # Tensors that only their operator is a name of.
-    decided = {
-        tensor: own[makers[tensor]]
+    # Tensors whose only holder is their producer.
+    sole_holders = {
+        tensor: layer_ops[producers[tensor]]
         for tensor, nodes in holders.items()
         if tensor not in boundary_inputs
-        and all(graph.owner(holder).name == own[makers[tensor]].name for holder in nodes)
+        and all(graph.owner(holder).name == layer_ops[producers[tensor]].name for holder in nodes)
     }
-    decided_named = {
-        tensor: decided[tensor] for tensor in saved if tensor in decided and model.names.can_name(decided[tensor])
+    named_holders = {
+        tensor: sole_holders[tensor]
+        for tensor in saved
+        if tensor in sole_holders and model.names.can_name(sole_holders[tensor])
     }
-    # of these, what is read in the cell of its operator only, so that all of it runs again together
-    freed_by_recompute = {tensor for tensor, node in decided.items() if _are_read_inside(graph, node, holders[tensor])}
+    # of these, tensors that are read only in the cell of their producer, so recompute of the cell frees them
+    freed_by_recompute = {
+        tensor for tensor, node in sole_holders.items() if _are_read_inside(graph, node, holders[tensor])
+    }
     return TensorGraph(
         sizes_bytes=tuple(
             -(-graph.index.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in tensors
         ),
-        makers=makers,
+        producers=producers,
         saved=frozenset(saved),
         outputs=frozenset(outputs | gathered | boundary_inputs),
         reads=reads,
-        recompute_ns=(*(recompute_ns[node.name] for node in own), *no_time),
+        recompute_ns=(*(recompute_ns[node.name] for node in layer_ops), *no_time),
         communication_ns=(*communication_ns, *no_time),
-        overlapping_ops=_find_overlapping_ops(communication_ns, first_users, makers, reads, is_early, has_halves),
-        gaps=tuple(_find_gaps(model, first_users, makers, reads, has_halves)),
-        unfused_extra_ns=(*(unfused_extra_ns[node.name] for node in own), *no_time),
+        overlapping_ops=_find_overlapping_ops(
+            communication_ns, first_users, producers, reads, communicates_early, has_halves
+        ),
+        gaps=tuple(_find_gaps(model, first_users, producers, reads, has_halves)),
+        unfused_extra_ns=(*(unfused_extra_ns[node.name] for node in layer_ops), *no_time),
         gathered=frozenset(gathered),
         boundary_inputs=boundary_inputs,
         unswappable_tensors=frozenset(range(len(tensors))) - named,
         freed_by_recompute=frozenset(freed_by_recompute),
-        tuple_members=frozenset(tensor for tensor, node in decided.items() if len(node.outputs) > 1),
-        swapped_together=tuple(_find_swapped_together(decided_named, model.names)),
-        mutually_exclusive=tuple(_find_mutually_exclusive(decided_named, model.names, own)),
-        recomputed_cells=tuple(_find_recomputed_cells(model, own, tensors, makers, reads, holders)),
-        implied_recomputes=tuple(_find_implied_recomputes(model, own, {own[makers[tensor]].name for tensor in saved})),
-        computed_once=_find_computed_once(model, own),
-        avoided_store_ns=sum(avoided_store_ns[node.name] for node in own),
+        tuple_members=frozenset(tensor for tensor, node in sole_holders.items() if len(node.outputs) > 1),
+        swapped_together=tuple(_find_swapped_together(named_holders, model.names)),
+        mutually_exclusive=tuple(_find_mutually_exclusive(named_holders, model.names, layer_ops)),
+        recomputed_cells=tuple(_find_recomputed_cells(model, layer_ops, tensors, producers, reads, holders)),
+        implied_recomputes=tuple(
+            _find_implied_recomputes(model, layer_ops, {layer_ops[producers[tensor]].name for tensor in saved})
+        ),
+        computed_once=_find_computed_once(model, layer_ops),
+        avoided_store_ns=sum(avoided_store_ns[node.name] for node in layer_ops),
     )
 
 
@@ -331,18 +347,22 @@ def _find_boundary_inputs(graph: Graph, layer_index: int) -> list[tuple[str, int
         if is_kernel(node.op):
             for key in _storages(graph, node.inputs):
                 readers.setdefault(key, set()).add(node.layer_index)
-    held = {(entry.storage.name, entry.storage.output_index) for entry in classify_saved(graph)}
+    saved_keys = {(entry.storage.name, entry.storage.output_index) for entry in classify_saved(graph)}
 
     def is_saved_name(name: str, index: int) -> bool:
         node = graph.index.forward_nodes[name]
-        is_before = node.layer_index is not None and node.layer_index + 1 == layer_index
-        return is_before and not is_gathering(node) and node.outputs[index].size_bytes > 0
+        is_in_previous = node.layer_index is not None and node.layer_index + 1 == layer_index
+        return is_in_previous and not is_gathering(node) and node.outputs[index].size_bytes > 0
 
-    return [key for key, found in readers.items() if found == {layer_index} and key not in held and is_saved_name(*key)]
+    return [
+        key
+        for key, reader_layers in readers.items()
+        if reader_layers == {layer_index} and key not in saved_keys and is_saved_name(*key)
+    ]
 
 
 def _find_swapped_together(named: Mapping[int, Node], names: Callable[[Node], Label]) -> Iterable[tuple[int, ...]]:
-    """`TensorGraph.swapped_together`, of tensors that only their operator is a name of, with these operators."""
+    """Yield `TensorGraph.swapped_together`; `named` maps tensors whose only holder is their producer to it."""
     groups: dict[Hashable, list[int]] = {}
     for tensor, maker in named.items():
         groups.setdefault(names(maker) if len(names(maker)) == 1 else maker.name, []).append(tensor)
@@ -350,61 +370,69 @@ def _find_swapped_together(named: Mapping[int, Node], names: Callable[[Node], La
 
 
 def _find_mutually_exclusive(
-    named: Mapping[int, Node], names: Callable[[Node], Label], own: Iterable[Node]
+    named: Mapping[int, Node], names: Callable[[Node], Label], layer_ops: Iterable[Node]
 ) -> Iterable[tuple[int, int]]:
-    """`TensorGraph.mutually_exclusive` of such tensors; `own` are the operators of the layer."""
+    """Return `TensorGraph.mutually_exclusive`; `named` as in `_find_swapped_together`."""
     by_name: dict[Label, list[int]] = {}
-    for op, node in enumerate(own):
+    for op, node in enumerate(layer_ops):
         by_name.setdefault(names(node), []).append(op)
     return ((tensor, op) for tensor, node in named.items() if len(names(node)) == 1 for op in by_name[names(node)])
 
 
 def _find_recomputed_cells(
     model: StepModel,
-    own: Sequence[Node],
+    layer_ops: Sequence[Node],
     tensors: Mapping[tuple[str, int], int],
-    makers: Sequence[int],
+    producers: Sequence[int],
     reads: Iterable[tuple[int, int]],
     holders: Mapping[int, Sequence[Node]],
 ) -> Iterable[RecomputedCell]:
-    """`TensorGraph.recomputed_cells`, of the operators of a layer, its tensors, what makes each, and all names of it.
+    """Yield `TensorGraph.recomputed_cells`.
 
-    What reads weights alone runs again with the cell only in a step that swaps (`simulator.segment_reader`).
+    Operators that read weights only are recomputed with the cell in a step with swap only (`simulator.segment_reader`).
+
+    Args:
+        model: step model.
+        layer_ops: operators of the layer.
+        tensors: (name, output index) -> index of the tensor.
+        producers: producer of each tensor.
+        reads: (operator, tensor) pairs.
+        holders: holders of each tensor.
     """
     if model.layers.reads_caches:
         return
-    reading = {op for op, _ in reads}
+    ops_with_inputs = {op for op, _ in reads}
     functions: dict[str, set[int]] = {}
-    for op, node in enumerate(own):
+    for op, node in enumerate(layer_ops):
         is_of_cell = has_scope(node) and not is_gathering(node) and node.op not in REDISTRIBUTION_OPS
         if is_of_cell and not model.names.can_name(node):
             functions.setdefault(node.cell_path, set()).add(op)
-    for cell, op in _read_by_functions(model, own):
+    for cell, op in _read_by_functions(model, layer_ops):
         functions.setdefault(cell, set()).add(op)
-    for cell in (views := _views(model, own, tensors)):
+    for cell in (views := _views(model, layer_ops, tensors)):
         functions.setdefault(cell, set())
     for cell, ops in functions.items():
         entries = (OpRecompute(exact_pattern(cell), ALL_LAYERS),) if cell else ()
         policy = Policy(True, select_recompute=entries, layer_recompute=NO_LAYERS if cell else ALL_LAYERS)
-        layer_index = model.captured.sample.layer_map.index(own[0].layer_index)
+        layer_index = model.captured.sample.layer_map.index(layer_ops[0].layer_index)
         graph = model.layers.rewritten(policy, layer_index)
-        again = {node.name for node in graph.forward if node.is_recomputed}
-        gone = {
+        recomputed = {node.name for node in graph.forward if node.is_recomputed}
+        freed = {
             tensor
             for tensor, nodes in holders.items()
-            if makers[tensor] < len(own) and again.issuperset(node.name for node in nodes)
+            if producers[tensor] < len(layer_ops) and recomputed.issuperset(node.name for node in nodes)
         }
-        with_inputs = {tensor for tensor in gone if makers[tensor] in reading}
+        with_inputs = {tensor for tensor in freed if producers[tensor] in ops_with_inputs}
         yield RecomputedCell(
             frozenset(ops),
-            frozenset(op for op, node in enumerate(own) if node.name in again),
+            frozenset(op for op, node in enumerate(layer_ops) if node.name in recomputed),
             frozenset(with_inputs),
             frozenset(views.get(cell, ())),
-            frozenset(gone - with_inputs),
+            frozenset(freed - with_inputs),
         )
 
 
-def _find_computed_once(model: StepModel, own: Sequence[Node]) -> frozenset[int]:
+def _find_computed_once(model: StepModel, layer_ops: Sequence[Node]) -> frozenset[int]:
     """Return `TensorGraph.computed_once`: with several micro-steps the operators that read no activation."""
     if model.layout.num_micro_steps == 1:
         return frozenset()
@@ -412,46 +440,46 @@ def _find_computed_once(model: StepModel, own: Sequence[Node]) -> frozenset[int]
     constants = constant_operators(graph).keys()
     return frozenset(
         op
-        for op, node in enumerate(own)
+        for op, node in enumerate(layer_ops)
         if not any(_storages(graph, node.inputs)) and not is_gathering(node) and constants.isdisjoint(node.inputs)
     )
 
 
 def _function_cell(model: StepModel, node: Node) -> str | None:
-    """The cell of a view or an operator that no name is for, and that runs again with that cell or one around it."""
-    is_known = (node.op in VIEW_OPS or is_kernel(node.op)) and node.op not in REDISTRIBUTION_OPS
-    is_known = is_known and has_scope(node) and not is_gathering(node) and not model.names.can_name(node)
-    # Of two reshapes in a row the compiler leaves one, with the place of the second.
-    is_known = is_known and any(name.rpartition(".")[0] == node.cell_path for name in model.names(node))
-    return node.cell_path if is_known and node.attributes.get("recompute") is not True else None
+    """Return the cell with which an unnamed view or operator is recomputed; None for others."""
+    is_unnamed = (node.op in VIEW_OPS or is_kernel(node.op)) and node.op not in REDISTRIBUTION_OPS
+    is_unnamed = is_unnamed and has_scope(node) and not is_gathering(node) and not model.names.can_name(node)
+    # Of two consecutive reshapes the compiler keeps one, in the cell of the second.
+    is_unnamed = is_unnamed and any(name.rpartition(".")[0] == node.cell_path for name in model.names(node))
+    return node.cell_path if is_unnamed and node.attributes.get("recompute") is not True else None
 
 
-def _held_names(graph: Graph) -> set[str]:
-    """Operators under whose names backward holds something."""
-    return {keeper.name for entry in classify_saved(graph) for keeper in entry.holders}
+def _holder_names(graph: Graph) -> set[str]:
+    """Return the names of the holders of all saved tensors."""
+    return {holder.name for entry in classify_saved(graph) for holder in entry.holders}
 
 
-def _read_by_functions(model: StepModel, own: Iterable[Node]) -> Iterable[tuple[str, int]]:
-    """Cells, and operators of the layer that functions of one cell alone read, whatever their names.
+def _read_by_functions(model: StepModel, layer_ops: Iterable[Node]) -> Iterable[tuple[str, int]]:
+    """Yield (cell, operator) for operators of the layer that only functions of that cell read.
 
-    Backward asks none but these functions for them, so they run again with that cell, too.
+    Only these functions need their outputs in backward, so they are recomputed with the cell, named or not.
     """
     graph = model.captured.graph
-    held = _held_names(graph)
-    for op, node in enumerate(own):
+    holder_names = _holder_names(graph)
+    for op, node in enumerate(layer_ops):
         readers = graph.index.forward_readers.get(node.name, ())
         cells = {_function_cell(model, reader) for reader in readers if reader.layer_index == node.layer_index}
-        is_inner = node.name not in held and all(reader.layer_index == node.layer_index for reader in readers)
+        is_inner = node.name not in holder_names and all(reader.layer_index == node.layer_index for reader in readers)
         yield from ((cell, op) for cell in cells if cell is not None and is_inner and len(cells) == 1)
 
 
 def _views(
-    model: StepModel, own: Iterable[Node], tensors: Mapping[tuple[str, int], int]
+    model: StepModel, layer_ops: Iterable[Node], tensors: Mapping[tuple[str, int], int]
 ) -> dict[str, set[tuple[int, int]]]:
-    """`RecomputedCell.views` by cell, of the operators of a layer."""
+    """Return `RecomputedCell.views` by cell."""
     graph = model.captured.graph
-    found: dict[str, set[tuple[int, int]]] = {}
-    for op, node in enumerate(own):
+    views_of_cell: dict[str, set[tuple[int, int]]] = {}
+    for op, node in enumerate(layer_ops):
         for name in node.inputs:
             view = graph.index.forward_nodes.get(name)
             if view is None or view.op not in VIEW_OPS or view.layer_index != node.layer_index:
@@ -459,49 +487,56 @@ def _views(
             cell = _function_cell(model, view)
             if cell is not None:
                 read = {tensors[key] for key in _storages(graph, (name,)) if key in tensors}
-                found.setdefault(cell, set()).update((op, tensor) for tensor in read)
-    return found
+                views_of_cell.setdefault(cell, set()).update((op, tensor) for tensor in read)
+    return views_of_cell
 
 
 def _find_implied_recomputes(model: StepModel, own: Sequence[Node], saved: Set[str]) -> Iterable[tuple[int, int]]:
-    """`TensorGraph.implied_recomputes`, of the operators of a layer, and names of those that make what backward reads.
+    """Yield `TensorGraph.implied_recomputes`.
 
-    A policy names both, or a cell that both are in; so the second runs again, too, unless something outside of that
-    cell reads it, and backward asks for it in any case. An operator that only a view reads, as which backward has it,
-    runs again only if the view does.
+    A policy names both operators, or a cell with both; so the second is recomputed, too, unless an operator outside of
+    that cell reads it. An operator that backward saves as a view is recomputed only if the view is.
+
+    Args:
+        model: step model.
+        own: operators of the layer.
+        saved: names of the producers of saved tensors.
     """
     graph = model.captured.graph
-    places, readers = classify_nodes(graph, model.names), graph.index.forward_readers
-    held = _held_names(graph)
+    classes = classify_nodes(graph, model.names)
 
     def inner_cell(node: Node, path: Path) -> Path:
-        """The smallest cell around a path outside of which nothing reads an operator."""
+        """Return the smallest cell around a path such that no operator outside of it reads this one."""
         cells = (path[:depth] for depth in range(len(path) - 1, 0, -1))
-        return next((cell for cell in cells if not places.is_read_outside(node, cell)), ())
-
-    def with_views(node: Node) -> Iterator[Node]:
-        yield node
-        while node.name not in held and len(found := readers.get(node.name, ())) == 1 and found[0].op in VIEW_OPS:
-            node = found[0]
-            yield node
+        return next((cell for cell in cells if not classes.is_read_outside(node, cell)), ())
 
     by_path: dict[Path, list[tuple[int, Path]]] = {}
     for op, node in enumerate(own):
-        if node.name in saved and len(paths := places.paths(node)) == 1:
+        if node.name in saved and len(paths := classes.paths(node)) == 1:
             by_path.setdefault(paths[0], []).append((op, inner_cell(node, paths[0])))
+    holder_names = _holder_names(graph)
     for op, node in enumerate(own):
-        for one in with_views(node):
-            paths = places.paths(one)
-            if len(paths) > 1 or one.attributes.get("recompute") is True:
-                continue
-            cell = inner_cell(one, paths[0])
-            for other, inner in by_path.get(paths[0], ()):
-                if other != op and inner[: len(cell)] == cell:
-                    yield op, other
+        for view in _with_views(graph, node, holder_names):
+            paths = classes.paths(view)
+            if len(paths) == 1 and view.attributes.get("recompute") is not True:
+                cell = inner_cell(view, paths[0])
+                candidates = by_path.get(paths[0], ())
+                yield from ((op, other) for other, inner in candidates if other != op and inner[: len(cell)] == cell)
+
+
+def _with_views(graph: Graph, node: Node, holder_names: Set[str]) -> Iterator[Node]:
+    """Yield an operator and the views of its output up to the one that backward holds."""
+    yield node
+    while node.name not in holder_names:
+        readers = graph.index.forward_readers.get(node.name, ())
+        if len(readers) != 1 or readers[0].op not in VIEW_OPS:
+            return
+        node = readers[0]
+        yield node
 
 
 def _are_read_inside(graph: Graph, maker: Node, holders: Iterable[Node]) -> bool:
-    """Names of what an operator makes are read in its cell only."""
+    """Return whether all readers of an operator's output are in its cell."""
     return all(
         reader.op in BOOKKEEPING_OPS
         or (
@@ -515,20 +550,20 @@ def _are_read_inside(graph: Graph, maker: Node, holders: Iterable[Node]) -> bool
 
 
 def _communicates_early(model: StepModel, node: Node) -> bool:
-    """The operator communicates before it computes, or meanwhile."""
+    """Return whether the operator communicates before or during its computation."""
     return any(c.is_before or c.kind == RING for c in model.captured.collectives.get(node.name, ()))
 
 
-def _inputs_of(makers: Sequence[int], reads: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
+def _inputs_of(producers: Sequence[int], reads: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
     """Return, by operator, the producers of its inputs within the layer."""
-    found: dict[int, set[int]] = {}
+    inputs: dict[int, set[int]] = {}
     for op, tensor in reads:
-        found.setdefault(op, set()).add(makers[tensor])
-    return found
+        inputs.setdefault(op, set()).add(producers[tensor])
+    return inputs
 
 
 def closure(ops: Iterable[int], inputs: Mapping[int, Iterable[int]]) -> frozenset[int]:
-    """Operators, and all from which they are made."""
+    """Return operators and their transitive producers."""
     pending, found = list(ops), set[int]()
     while pending:
         op = pending.pop()
@@ -541,36 +576,43 @@ def closure(ops: Iterable[int], inputs: Mapping[int, Iterable[int]]) -> frozense
 def _find_overlapping_ops(
     communication_ns: Sequence[int],
     first_users: Mapping[int, int],
-    makers: Sequence[int],
+    producers: Sequence[int],
     reads: Iterable[tuple[int, int]],
-    is_early: Set[int],
+    communicates_early: Set[int],
     has_halves: bool,
 ) -> dict[int, frozenset[int]]:
-    """`TensorGraph.overlapping_ops`.
+    """Return `TensorGraph.overlapping_ops`.
 
-    What is first to read the copy of an operator reads others as well, which may be made again after it, and what these
-    are made of. Early is communication before or beside the operator: then what it is made of counts, and itself.
+    The first reader of a recomputed operator's output also reads other tensors; their producers may be recomputed after
+    the operator, while it communicates. If it communicates before or during its computation (`communicates_early`), the
+    operator and its producers count as well.
     """
-    inputs = _inputs_of(makers, reads)
-    found = {}
+    inputs = _inputs_of(producers, reads)
+    overlapping = {}
     for op in (op for op, time_ns in enumerate(communication_ns) if time_ns):
-        users = {first_users[tensor] for tensor in first_users if makers[tensor] == op}
-        read_with = [makers[tensor] for tensor, user in first_users.items() if user in users]
+        users = {first_users[tensor] for tensor in first_users if producers[tensor] == op}
+        read_with = [producers[tensor] for tensor, user in first_users.items() if user in users]
         readers = [reader for reader, read in inputs.items() if op in read]
-        others = closure([*read_with, *(other for reader in readers for other in inputs[reader])], inputs)
-        own = closure([op], inputs)
-        found[op] = others - own | (own if op in is_early else frozenset())
+        co_inputs = [other for reader in readers for other in inputs[reader]]
+        producers_of_others = closure([*read_with, *co_inputs], inputs)
+        own_producers = closure([op], inputs)
+        overlapping[op] = producers_of_others - own_producers | (
+            own_producers if op in communicates_early else frozenset()
+        )
         if has_halves:
-            found[op] = frozenset(range(len(communication_ns)))
-    return found
+            overlapping[op] = frozenset(range(len(communication_ns)))
+    return overlapping
 
 
 def _held_gathers(model: StepModel, layer_index: int) -> set[Label]:
-    """Gathered weights that backward holds only if what reads them runs again; later micro-batches need none."""
+    """Return the gathered weights that backward holds only if their readers are recomputed.
+
+    With several micro-steps there are none.
+    """
     if model.layout.num_micro_steps > 1 or model.layers.reads_caches:
         return set()
     index = model.captured.sample.layer_map.index(layer_index)
-    held, held_anyway = (
+    held_by_recompute, held_anyway = (
         {
             tensor.label
             for tensor in model.layer_block(policy, index).tensors
@@ -578,11 +620,11 @@ def _held_gathers(model: StepModel, layer_index: int) -> set[Label]:
         }
         for policy in (Policy(True, layer_recompute=ALL_LAYERS), Policy())
     )
-    return held - held_anyway
+    return held_by_recompute - held_anyway
 
 
 def _storages(graph: Graph, names: Iterable[str]) -> Iterable[tuple[str, int]]:
-    """The pieces of memory behind values; members of tuples one by one."""
+    """Yield (name, output index) of the storages of values; each member of a tuple."""
     for name in names:
         node = graph.index.forward_nodes.get(name)
         if node is not None and node.op == "MakeTuple":
@@ -596,30 +638,30 @@ def _storages(graph: Graph, names: Iterable[str]) -> Iterable[tuple[str, int]]:
 def _find_gaps(
     model: StepModel,
     first_users: Mapping[int, int],
-    makers: Sequence[int],
+    producers: Sequence[int],
     reads: Iterable[tuple[int, int]],
     has_halves: bool,
 ) -> Iterable[CommunicationGap]:
-    """Communication of backward after which the compute stream goes on, until an operator reads what it brings.
+    """Yield the communication gaps of backward: from a collective to the first reader of its result.
 
-    A copy stands before the first reader of what it makes, or of what is made from that.
+    A recomputed operator precedes the first reader of its output, or of outputs computed from it.
     """
-    graph, inputs = model.captured.graph, _inputs_of(makers, reads)
+    graph, inputs = model.captured.graph, _inputs_of(producers, reads)
     first_reader = first_reader_positions(graph.backward, VALUE_PASSING_OPS, lambda node: is_kernel(node.op))
     for position, node in enumerate(graph.backward):
         name = node.origin if node.is_duplicate else node.name
-        behind = [
+        collectives = [
             c for c in model.captured.collectives.get(name, ()) if not c.is_before or node.op in COMMUNICATION_OPS
         ]
-        if not (idle_ns := sum(map(model.collective_ns, behind))):
+        if not (idle_ns := sum(map(model.collective_ns, collectives))):
             continue
         last = first_reader.get(node.name, position)
-        first_read_ops = frozenset(makers[tensor] for tensor, user in first_users.items() if position < user <= last)
+        first_read_ops = frozenset(producers[tensor] for tensor, user in first_users.items() if position < user <= last)
         ops = closure(first_read_ops, inputs)
-        before = frozenset(tensor for tensor, user in first_users.items() if user <= position)
+        read_before = frozenset(tensor for tensor, user in first_users.items() if user <= position)
         if ops:
             yield (
                 CommunicationGap(idle_ns, tuple(ops), ops, frozenset())
                 if has_halves
-                else CommunicationGap(idle_ns, tuple(ops), first_read_ops, before)
+                else CommunicationGap(idle_ns, tuple(ops), first_read_ops, read_before)
             )
