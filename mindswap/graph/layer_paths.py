@@ -41,27 +41,32 @@ def assign_forward_layers(read: Iterable[Node]) -> tuple[Node, ...]:
             read_in_layers.update(node.inputs)
     assigned: dict[str, Node] = {}
     zone_of: dict[str, int] = {}  # layer index, or `BEFORE_LAYERS` or `AFTER_LAYERS`
-    for node in nodes:
-        node = _with_its_weight(node)
+    for read_node in nodes:
+        node = _with_its_weight(read_node)
         sources = [assigned[name] for name in node.inputs if name in assigned]
         latest = max(sources, key=lambda source: zone_of[source.name], default=None)
         zone = zone_of[latest.name] if latest is not None else BEFORE_LAYERS
-        if node.layer_index is None and not node.cell_path:
+        layer_index = node.layer_index
+        if layer_index is not None:
+            if zone > layer_index and latest is not None and node.op not in POSITIONLESS_OPS:
+                node = _moved_to(node, latest)
+            else:
+                zone = layer_index
+        elif not node.cell_path:
             if sources and sources[0].layer_index is not None:
-                cell_path = weight_cells.get(node.name, sources[0].cell_path)
-                node = replace(node, layer_index=sources[0].layer_index, cell_path=cell_path)
+                node = _moved_to(node, sources[0], weight_cells.get(node.name))
                 zone = zone_of[sources[0].name]
-        elif node.layer_index is None:
-            if zone not in (BEFORE_LAYERS, AFTER_LAYERS) and node.name in read_in_layers and latest is not None:
-                node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
-            elif zone != BEFORE_LAYERS:
-                zone = AFTER_LAYERS
-        elif zone > node.layer_index and latest is not None and node.op not in POSITIONLESS_OPS:
-            node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
-        elif node.layer_index is not None:
-            zone = node.layer_index
+        elif zone not in (BEFORE_LAYERS, AFTER_LAYERS) and node.name in read_in_layers and latest is not None:
+            node = _moved_to(node, latest)
+        elif zone != BEFORE_LAYERS:
+            zone = AFTER_LAYERS
         assigned[node.name], zone_of[node.name] = node, zone
     return tuple(assigned.values())
+
+
+def _moved_to(node: Node, other: Node, cell_path: str | None = None) -> Node:
+    """Return an operator with the layer of another one, and with its cell unless a cell is given."""
+    return replace(node, layer_index=other.layer_index, cell_path=other.cell_path if cell_path is None else cell_path)
 
 
 def _weight_cells(nodes: Sequence[Node]) -> dict[str, str]:

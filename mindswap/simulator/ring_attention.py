@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from mindswap.graph.analysis.work import Work
 from mindswap.graph.model import TensorType
-from mindswap.graph.passes.interleaved_halves import RING, RingKernel, Round
+from mindswap.graph.ring_attention import RING, RingKernel, Round
 from mindswap.simulator.layer_block import BlockOp
 from mindswap.simulator.program import NO_OP, OpKind
 

@@ -13,7 +13,7 @@ from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
 from mindswap.graph.passes.fusion import Fusion, find_fusions, find_unwritten
 from mindswap.graph.passes.gather import is_gathering
-from mindswap.graph.passes.interleaved_halves import RING, list_rounds
+from mindswap.graph.ring_attention import RING, list_rounds
 from mindswap.simulator.layer_block import BlockOp, Consumers
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.ring_attention import ring_buffers, ring_ops

@@ -60,22 +60,22 @@ def find_start_operators(graph: Graph, segments: Sequence[int], num_layers: int)
     OneHot is live through all layers. Labels that are a separate input are read when the loss needs them
     (docs/internals/notes.md#labels-at-the-start-of-forward).
     """
-    inputs = {name for name, known in graph.types.items() if len(known.shape) == 2}
+    inputs = {name for name, tensor_type in graph.types.items() if len(tensor_type.shape) == 2}
     inputs -= {saved.backward_name for saved in graph.saved}
-    first: set[str] = set()
+    step_inputs: set[str] = set()  # inputs of the step that are read before the layers
     for node, segment in zip(graph.forward, segments, strict=True):
-        first.update(inputs.intersection(node.inputs) if segment < 0 else ())
-    made = graph.index.forward_nodes
-    early: set[str] = set()
+        step_inputs.update(inputs.intersection(node.inputs) if segment < 0 else ())
+    nodes = graph.index.forward_nodes
+    ready: set[str] = set()
     for node, segment in zip(graph.forward, segments, strict=True):
         if segment == num_layers:
-            own = [name for name in node.inputs if name in made or name in first]
-            if own and all(name in first or name in early for name in own):
-                early.add(node.name)
-    return frozenset(early)
+            operands = [name for name in node.inputs if name in nodes or name in step_inputs]
+            if operands and all(name in step_inputs or name in ready for name in operands):
+                ready.add(node.name)
+    return frozenset(ready)
 
 
-def backward_segments(graph: Graph, num_layers: int, behind: Set[str]) -> list[int]:
+def backward_segments(graph: Graph, num_layers: int, after_layers: Set[str]) -> list[int]:
     """Return the segment of each backward operator.
 
     Backward traverses the layers in descending order; a layer starts at the gradient of one of its own operators. A
@@ -86,30 +86,9 @@ def backward_segments(graph: Graph, num_layers: int, behind: Set[str]) -> list[i
     Args:
         graph: compiled step.
         num_layers: number of its layers.
-        behind: forward operators after the layers.
+        after_layers: forward operators after the layers.
     """
-    behind_values = {saved.backward_name for saved in graph.saved if saved.forward_name in behind}
-    segments: list[int] = []
-    places: dict[str, int] = {}  # value of backward -> segment of its producer
-    current = num_layers
-
-    def reads_behind(node: Node) -> bool:
-        made = [places[name] for name in node.inputs if name in places]
-        is_after = bool(made) and all(segment == num_layers for segment in made)
-        return is_after or not behind_values.isdisjoint(node.inputs)
-
-    for node in graph.backward:
-        if node.layer_index is None and (node.origin in behind or (not node.origin and reads_behind(node))):
-            segment = num_layers
-        else:
-            if is_kernel(node.op) and not node.is_duplicate:
-                if node.layer_index is not None:
-                    current = min(current, node.layer_index)
-                elif current == 0:
-                    current = -1
-            segment = current
-        segments.append(segment)
-        places[node.name] = segment
+    segments = _segments_in_order(graph, num_layers, after_layers)
     needed: dict[str, int] = {}  # value -> segment of its first reader
     for position in range(len(segments) - 1, -1, -1):
         node = graph.backward[position]
@@ -119,30 +98,61 @@ def backward_segments(graph: Graph, num_layers: int, behind: Set[str]) -> list[i
         for name in node.inputs:
             if needed.get(name, -2) < segment:
                 needed[name] = segment
-    return _shared_from_behind(graph, segments, num_layers, {saved.backward_name for saved in graph.saved})
+    return _move_shared_loss_terms(graph, segments, num_layers, {saved.backward_name for saved in graph.saved})
 
 
-def _shared_from_behind(graph: Graph, segments: list[int], num_layers: int, saved: Set[str]) -> list[int]:
+def _segments_in_order(graph: Graph, num_layers: int, after_layers: Set[str]) -> list[int]:
+    """Return the segment of each backward operator by execution order; arguments as in `backward_segments`."""
+    values_after_layers = {saved.backward_name for saved in graph.saved if saved.forward_name in after_layers}
+    segments: list[int] = []
+    segment_of: dict[str, int] = {}  # value of backward -> segment of its producer
+    current = num_layers
+
+    def is_after_layers(node: Node) -> bool:
+        if node.layer_index is not None:
+            return False
+        if node.origin:
+            return node.origin in after_layers
+        producers = [segment_of[name] for name in node.inputs if name in segment_of]
+        depends_on_end = bool(producers) and all(segment == num_layers for segment in producers)
+        return depends_on_end or not values_after_layers.isdisjoint(node.inputs)
+
+    for node in graph.backward:
+        if is_after_layers(node):
+            segment = num_layers
+        else:
+            if is_kernel(node.op) and not node.is_duplicate:
+                if node.layer_index is not None:
+                    current = min(current, node.layer_index)
+                elif current == 0:
+                    current = -1
+            segment = current
+        segments.append(segment)
+        segment_of[node.name] = segment
+    return segments
+
+
+def _move_shared_loss_terms(graph: Graph, segments: list[int], num_layers: int, saved: Set[str]) -> list[int]:
     """Move values that depend on the loss alone and are shared by layers to the segment after the layers.
 
     An example is the gradient of the loss terms of expert routers, which the compiler computes once.
     """
-    places = {node.name: segment for node, segment in zip(graph.backward, segments, strict=True)}
-    follows: set[str] = set()
-    of_loss = {name for name, segment in places.items() if segment == num_layers}
+    segment_of = {node.name: segment for node, segment in zip(graph.backward, segments, strict=True)}
+    loss_terms: set[str] = set()  # values that depend on the loss alone
+    of_loss = {name for name, segment in segment_of.items() if segment == num_layers}
     for node in graph.backward:
-        own = [name for name in node.inputs if name in places]
-        if own and of_loss.issuperset(own) and saved.isdisjoint(node.inputs):
-            follows.add(node.name)
+        operands = [name for name in node.inputs if name in segment_of]
+        if operands and of_loss.issuperset(operands) and saved.isdisjoint(node.inputs):
+            loss_terms.add(node.name)
             of_loss.add(node.name)
-    if all(places[name] in (-1, num_layers) for name in follows):  # most often
+    if all(segment_of[name] in (-1, num_layers) for name in loss_terms):  # most often
         return segments
     lowest: dict[str, int] = {}  # value -> segment of its last reader
     shared: set[str] = set()
     for node in reversed(graph.backward):
-        place = places[node.name]
-        if node.name in follows and 0 <= place < num_layers and lowest.get(node.name, place) < place - 1:
+        segment = segment_of[node.name]
+        if node.name in loss_terms and 0 <= segment < num_layers and lowest.get(node.name, segment) < segment - 1:
             shared.add(node.name)
         for name in node.inputs:
-            lowest[name] = min(lowest.get(name, place), -1 if node.name in shared else place)
-    return [num_layers if node.name in shared else places[node.name] for node in graph.backward]
+            lowest[name] = min(lowest.get(name, segment), -1 if node.name in shared else segment)
+    return [num_layers if node.name in shared else segment_of[node.name] for node in graph.backward]

@@ -1,7 +1,7 @@
 """Ring attention as operators of a block, by hand."""
 
 from mindswap.graph.model import TensorType
-from mindswap.graph.passes.interleaved_halves import RingKernel, Round, list_rounds, ring_flops
+from mindswap.graph.ring_attention import RingKernel, Round, list_rounds, ring_flops
 from mindswap.simulator.layer_block import BlockOp
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.ring_attention import ring_buffers, ring_ops

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from mindswap.graph.model import Node, first_source
 from mindswap.graph.ops import SUM_PASSING_OPS, VALUE_PASSING_OPS, OpClass, classify, is_kernel, operator_info
-from mindswap.graph.passes.interleaved_halves import RING, ring_axes
+from mindswap.graph.ring_attention import RING, ring_axes
 from mindswap.graph.sharding.experts import NUM_RANKS, STRIDE, is_exchange
 from mindswap.graph.sharding.rank_sizes import Sharding
 from mindswap.graph.sharding.split_table import PartialSum, Redistribution, Unresolved, name_communication

@@ -9,7 +9,7 @@ import numpy as np
 
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, OpClass, classify, operator_info
-from mindswap.graph.passes.interleaved_halves import ring_axes, ring_flops
+from mindswap.graph.ring_attention import ring_axes, ring_flops
 from mindswap.graph.sequences import cache_readers
 
 # Axis of the sequence in the operands of attention, by layout number (FASInputLayoutMode of MindSpore).

@@ -21,8 +21,8 @@ from mindswap.graph.ops import (
 )
 from mindswap.graph.passes.fusion import fuse_forward, min_recompute_work, readers_of_saved
 from mindswap.graph.passes.gather import is_gathering
-from mindswap.graph.passes.interleaved_halves import RING
 from mindswap.graph.passes.swap_recompute import classify_nodes
+from mindswap.graph.ring_attention import RING
 from mindswap.graph.storage import StorageKind, classify_saved, first_reader_positions, resolve_storage
 from mindswap.policy.cell_tree import exact_pattern, is_within
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, OpRecompute, Policy

@@ -198,38 +198,56 @@ def read_cost_settings(document: Document) -> CostSettings:
         return CostSettings()
     if section.entries is None:
         return CostSettings(problems=(_misfit(section, SECTION, "a mapping"),))
-    files: dict[str, str] = {}
-    overrides: dict[str, str] = {}
-    problems: list[Problem] = []
+    reader = _SettingsReader()
     for entry in section.unique_entries():
-        path = f"{SECTION}.{key_text(entry.key)}"
-        if entry.key not in MINDSWAP_KEYS:
-            problems.append(_unknown_key(UnknownKey(path, entry, MINDSWAP_KEYS, is_in_entry=False)))
-        elif entry.value.is_null:
-            continue
-        elif entry.key in ("device", "calibration"):
-            name = _read_device(entry.value)
-            if name is None:
-                allowed = f"{', '.join(list_devices())}, or a .yaml file"
-                problems.append(_misfit(entry.value, path, allowed))
-            else:
-                files[str(entry.key)] = name
-        elif entry.key in OPTIONS:
-            text = "" if entry.value.value is None else str(entry.value.value)
-            try:
-                parse_option(OPTIONS[str(entry.key)], text)
-                overrides[str(entry.key)] = text
-            except ValueError as error:
-                problems.append(_misfit(entry.value, path, str(error)))
+        reader.read(entry)
+    files, problems = reader.files, reader.problems
     if len(files) == 2:
-        where = section.get("calibration")
-        if where is None:
+        calibration = section.get("calibration")
+        if calibration is None:
             raise AssertionError("two device files without `calibration`")
         message = f"{SECTION}.calibration: stands beside {SECTION}.device"
         allowed = "one of them: a calibration is a device file"
-        problems.append(Problem(where.location, "wrong-type", Level.ERROR, message, allowed, "delete device"))
+        problems.append(Problem(calibration.location, "wrong-type", Level.ERROR, message, allowed, "delete device"))
     device = files.get("calibration", files.get("device"))
-    return CostSettings(device, "calibration" in files, overrides, tuple(problems))
+    return CostSettings(device, "calibration" in files, reader.overrides, tuple(problems))
+
+
+@dataclass(eq=False)
+class _SettingsReader:
+    """Settings read from entries of the section, and the problems of these."""
+
+    files: dict[str, str] = field(default_factory=dict)  # `device` and `calibration`
+    overrides: dict[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def read(self, entry: MappingEntry) -> None:
+        """Read one entry."""
+        path = f"{SECTION}.{key_text(entry.key)}"
+        if entry.key not in MINDSWAP_KEYS:
+            self.problems.append(_unknown_key(UnknownKey(path, entry, MINDSWAP_KEYS, is_in_entry=False)))
+        elif entry.value.is_null:
+            return
+        elif entry.key in ("device", "calibration"):
+            self._read_file(str(entry.key), entry.value, path)
+        elif entry.key in OPTIONS:
+            self._read_option(str(entry.key), entry.value, path)
+
+    def _read_file(self, key: str, node: DocumentNode, path: str) -> None:
+        name = _read_device(node)
+        if name is None:
+            self.problems.append(_misfit(node, path, f"{', '.join(list_devices())}, or a .yaml file"))
+        else:
+            self.files[key] = name
+
+    def _read_option(self, key: str, node: DocumentNode, path: str) -> None:
+        text = "" if node.value is None else str(node.value)
+        try:
+            parse_option(OPTIONS[key], text)
+        except ValueError as error:
+            self.problems.append(_misfit(node, path, str(error)))
+        else:
+            self.overrides[key] = text
 
 
 def _read_device(node: DocumentNode) -> str | None:

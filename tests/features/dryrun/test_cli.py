@@ -88,7 +88,7 @@ def test_a_short_step_is_written_with_fewer_micro_batches(monkeypatch):
     data["parallel_config"] |= {"data_parallel": 2, "pipeline_stage": 4, "micro_batch_num": 64}
     data["parallel"].pop("dataset_strategy", None)
     step = SimpleNamespace(
-        short=lambda kept, count: step, simulate=lambda: step, report=lambda: step, stages=[stage] * 4
+        truncated=lambda kept, count: step, simulate=lambda: step, report=lambda: step, stages=[stage] * 4
     )
     for options in (DryRunOptions(), DryRunOptions(is_full=True)):
         with pytest.raises(LaunchError, match="enough"):
