@@ -55,6 +55,7 @@ class StepSettings:
     expert_parallel: int = 1  # ranks that share the experts of a layer
     num_sequences: int = 1  # pieces of each sequence (`seq_split_num`); each has its own forward and backward
     is_decaying: bool = False  # `optimizer.weight_decay` is more than 0
+    is_rate_constant: bool = False  # the learning rate is the same in every step, a constant of the graph
     has_interleaved_halves: bool = False  # layers alternate between two halves of the batch (`fine_grain_interleave`)
     is_newer: bool = False  # a newer model of MindFormers (`use_legacy: False`)
     pool_limit_bytes: int = 0  # size to which `max_device_memory` lets MindSpore's pool grow; 0 without a limit
@@ -172,10 +173,20 @@ def read_step_settings(document: Document) -> StepSettings:
         and num_micro_batches > 1
         and level != "level3",
         is_decaying=document.value("optimizer", "weight_decay") not in (None, 0),
+        is_rate_constant=_is_rate_constant(document),
         has_interleaved_halves=has_interleaved_halves(document),
         is_newer=not document.is_legacy,
         pool_limit_bytes=read_pool_limit(document),
     )
+
+
+def _is_rate_constant(document: Document) -> bool:
+    """Return whether the learning rate is a constant of the graph: no schedule, or a constant without a warm-up."""
+    schedule = document.value("lr_schedule", "type")
+    if schedule is None:
+        return True
+    warm_up = (document.value("lr_schedule", key) for key in ("warmup_steps", "warmup_ratio"))
+    return schedule == "ConstantWarmUpLR" and all(value in (None, 0) for value in warm_up)
 
 
 def read_seq_length(document: Document) -> int:

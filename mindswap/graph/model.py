@@ -265,6 +265,7 @@ class Graph:
     # types of the tensors that no node makes (constants, parameters of forward), by name
     types: Mapping[str, TensorType] = field(default_factory=dict)
     inputs: tuple[str, ...] = ()  # parameters of forward (inputs of the step, weights), a subset of `types`
+    frozen: tuple[str, ...] = ()  # names of the weights that are not trained (`requires_grad` is False)
     index: GraphIndex = field(init=False, repr=False)  # producers and readers of each value
 
     def __post_init__(self) -> None:

@@ -134,6 +134,7 @@ def find_parameters(graph: Graph, sharding: WeightSharding = UNSHARDED) -> tuple
         sharding: rules of the parallel optimizer.
     """
     found: dict[str, Parameter] = {}
+    frozen = frozenset(graph.frozen)
     has_layers_begun = False
     for node in graph.forward:
         has_layers_begun |= node.layer_index is not None
@@ -146,9 +147,18 @@ def find_parameters(graph: Graph, sharding: WeightSharding = UNSHARDED) -> tuple
             copies = sharding.num_expert_copies if is_expert_weight(name) else None
             if sharding.is_sharded_over_all(name, parts):
                 copies = num_shards
-            is_after_layers = has_layers_begun and node.layer_index is None
-            own = known.size_bytes, math.prod(known.shape), is_sharded_weight, copies
-            found[name] = Parameter(name, *own, node.layer_index, is_after_layers, known.shape, num_shards)
+            found[name] = Parameter(
+                name=name,
+                size_bytes=known.size_bytes,
+                num_elements=math.prod(known.shape),
+                is_sharded=is_sharded_weight,
+                num_copies=copies,
+                layer_index=node.layer_index,
+                is_after_layers=has_layers_begun and node.layer_index is None,
+                shape=known.shape,
+                num_shards=num_shards,
+                is_trained=name not in frozen,
+            )
     return tuple(found.values())
 
 

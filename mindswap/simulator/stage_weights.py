@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
 from mindswap.config.step_settings import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
@@ -27,10 +28,10 @@ from mindswap.simulator.cost.static_memory import (
     workspace_bytes,
 )
 from mindswap.simulator.cost.step_terms import (
+    UNFUSED_OPTIMIZERS,
     accumulate_ns,
     clip_ns,
     exchange_gradient_ns,
-    is_optimized_by_operators,
     move_states_ns,
     optimize_ns,
     overflow_ns,
@@ -87,7 +88,9 @@ def weigh_stages(
             device=device,
             made_once_bytes=step_bytes,
         ),
-        closing_bytes=tuple(_closing_bytes(stage, rule, settings) for stage in parameters),
+        closing_bytes=tuple(
+            _closing_bytes([weight for weight in stage if weight.is_trained], rule, settings) for stage in parameters
+        ),
         forward_bytes=forward_bytes,
         reduction_ns=reduction_ns,
         min_reduction_ns=max(
@@ -108,6 +111,24 @@ def min_reduction_ns(reduction_ns: Sequence[int], chunks: Iterable[Sequence[int]
     return sum(reduction_ns[: max(min(chain(*chunks), default=1), 1) + 1])
 
 
+def describe_training(parameters: Sequence[Sequence[Parameter]]) -> tuple[str, ...]:
+    """Return a note on how many weights are trained; none where only vectors, such as a router's bias, are not.
+
+    Args:
+        parameters: weights of each stage.
+    """
+    weights = list(chain(*parameters))
+    if all(weight.is_trained or len(weight.shape) < 2 for weight in weights):
+        return ()
+    return (format_trained(sum(weight.is_trained for weight in weights), len(weights)),)
+
+
+def format_trained(num_trained: int, num_weights: int) -> str:
+    """Return a note on how many weights are trained."""
+    what = "only these have gradients, their communication, and optimizer states"
+    return f"{num_trained} of {num_weights} weights are trained: {what}"
+
+
 def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettings, device: Device) -> dict[str, int]:
     """Return the step overhead that no policy changes: name of each term -> ns on the slowest stage."""
     terms = {"gradient accumulation": accumulate_ns, "gradient scaling": scale_ns, "overflow check": overflow_ns}
@@ -116,7 +137,8 @@ def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettin
     terms["optimizer"] = optimize_ns
     if settings.is_state_offloaded:
         terms["optimizer states, copied"] = move_states_ns
-    return {name: max(term_ns(own, settings, device) for own in parameters) for name, term_ns in terms.items()}
+    trained = [[weight for weight in stage if weight.is_trained] for stage in parameters]
+    return {name: max(term_ns(own, settings, device) for own in trained) for name, term_ns in terms.items()}
 
 
 def _place_parameters(
@@ -189,16 +211,15 @@ def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule, settings
     """Return the bytes that the optimizer allocates in addition to the gradients that backward leaves.
 
     Inputs of gradient reductions are freed by then. An optimizer of single operators first computes, for all weights,
-    the product of gradient and `1 - beta1`, and the decayed weight if there is weight decay, because these depend only
-    on the scaled gradients. It then updates the weights in model order, each with a copy of the first moment and its
-    product with `beta1`. Optimizer states on the host (`optimizer.swap`) are prefetched one after the other with their
-    weights and stay to the end; products are then computed after the prefetch
-    (docs/internals/notes.md#adamw-as-single-operators).
+    the products that depend on the scaled gradients and on constants only. AdamW then updates the weights in model
+    order (`_OptimizerTensors`), and each update frees the gradient and the products of its weight. Optimizer states on
+    the host (`optimizer.swap`) are prefetched one after the other with their weights and stay to the end; products are
+    then computed after the prefetch (docs/internals/notes.md#adamw-as-single-operators).
     """
     ranks = rule.sharding.num_ranks
-    num_products = 1 + settings.is_decaying if is_optimized_by_operators(settings) else 0
+    tensors = _optimizer_tensors(settings)
     closing = gone = most = waiting = 0
-    for parameter in parameters:
+    for position, parameter in enumerate(parameters):
         shards = num_parameter_shards(parameter, ranks)
         scaled = rule.final_bytes(parameter.size_bytes, parameter.num_elements, shards)
         is_reduced = rule.is_shared and parameter.num_copies != 1
@@ -207,13 +228,49 @@ def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule, settings
         each = ceil_div(parameter.num_elements * FLOAT32_BYTES, shards)
         if settings.is_state_offloaded:
             gone -= sum(state_sizes(parameter, settings))
-            most = max(most, (num_products and num_products + 1) * each - gone)
+            most = max(most, tensors.num_with_states * each - gone)
             gone += scaled
-        elif num_products:
-            closing += num_products * each
-            most = max(most, 2 * each - gone)
-            gone += scaled + num_products * each
+        else:
+            closing += tensors.num_products * each
+            most = max(most, tensors.num_in_update(position) * each - gone)
+            gone += scaled + tensors.num_products * each
     return max(0, closing + most - waiting)
+
+
+class _OptimizerTensors(NamedTuple):
+    """Tensors of the optimizer in float32, of the shape of a weight, in numbers of them."""
+
+    num_products: int  # computed for all weights before the first update
+    num_updating: int  # in the update of a weight, in addition to its gradient and products
+    num_updating_first: int  # likewise of the first weight
+
+    @property
+    def num_with_states(self) -> int:
+        """Number of tensors in the update of a weight whose states are prefetched: the copied moment is the state."""
+        return max(0, self.num_products + self.num_updating - 1)
+
+    def num_in_update(self, position: int) -> int:
+        """Return the number of tensors in the update of the weight at a position of the model."""
+        return self.num_updating if position else self.num_updating_first
+
+
+def _optimizer_tensors(settings: StepSettings) -> _OptimizerTensors:
+    """Return the tensors of AdamW; other optimizers are one kernel per weight.
+
+    The new first moment is the sum of the copied moment times `beta1`, which is freed by then, and the gradient times
+    `1 - beta1`. The weight is decayed in between, `weight * (1 - rate * decay)`: for all weights before the first
+    update if that factor is a constant other than 1, and else in the update of each weight. At jit_level O1 the
+    sum is one kernel; the second moment takes as much, a copy, its product with `beta2`, and the decayed weight. Only
+    the first weight is decayed later, because its factor is computed in between
+    (docs/internals/notes.md#end-of-a-step).
+    """
+    if settings.optimizer not in UNFUSED_OPTIMIZERS:
+        return _OptimizerTensors(0, 0, 0)
+    num_decayed = 0 if settings.is_rate_constant else 1
+    if settings.is_fused:
+        return _OptimizerTensors(0, 2 + num_decayed, 2)
+    num_products = 2 if settings.is_rate_constant and settings.is_decaying else 1
+    return _OptimizerTensors(num_products, 2 + num_decayed, 2 + num_decayed)
 
 
 def _exchange_ns(
@@ -222,5 +279,7 @@ def _exchange_ns(
     """Return the time of reducing the gradients of each segment in ns, one collective per weight."""
     durations = [0] * num_segments
     for segment, parameter in placed:
+        if not parameter.is_trained:
+            continue
         durations[segment] += exchange_gradient_ns(parameter, settings, device)
     return tuple(durations)

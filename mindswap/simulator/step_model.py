@@ -29,7 +29,7 @@ from mindswap.simulator.partition import BlockBuilder
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import Program
 from mindswap.simulator.program_builder import build_program
-from mindswap.simulator.stage_weights import StageWeights, update_terms, weigh_stages
+from mindswap.simulator.stage_weights import StageWeights, describe_training, update_terms, weigh_stages
 from mindswap.simulator.timeline import (
     StepTerm,
     Timeline,
@@ -90,17 +90,16 @@ def _make_parts(
     captured: CapturedStep, costs: CostTable, settings: StepSettings, fixed: Policy | None, caveats: tuple[str, ...]
 ) -> _SharedParts:
     layers = CompiledLayers(captured, settings, fixed)
-    model_caveats = list_caveats(captured.graph, settings)
-    plain = replace(layers.plain, notes=(*captured.notes, *model_caveats))
     stage_cards = settings.num_cards // settings.pipeline.num_stages
     is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
     layout = build_stage_layout(
         settings.pipeline, captured.num_layers, settings.num_micro_batches, settings.num_sequences
     )
-    weights = weigh_stages(captured, plain.graph, layout, settings, costs.device)
+    weights = weigh_stages(captured, layers.plain.graph, layout, settings, costs.device)
+    model_caveats = (*describe_training(weights.parameters), *list_caveats(captured.graph, settings))
     return _SharedParts(
         layers=layers,
-        captured=plain,
+        captured=replace(layers.plain, notes=(*captured.notes, *model_caveats)),
         caveats=(*model_caveats, *caveats),
         transfers=TransferCosts(
             partial(copy_ns, link=costs.device.offload, device=costs.device),

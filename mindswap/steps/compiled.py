@@ -111,12 +111,13 @@ def compile_with(
 
 def _build_layers(document: Document, path: str, use_cache: bool) -> "BuiltLayers":
     """Build the layers of the model, cached for all policies; call it inside `quiet`."""
+    from mindswap.adapters.graph.frozen_weights import LayerTraining
     from mindswap.adapters.graph.mindformers import BuiltLayers, build_layers
 
     return cached_result(
         document,
         Policy(),
-        (BuiltLayers, CellNode),
+        (BuiltLayers, CellNode, LayerTraining),
         lambda: build_layers(path),
         use_cache,
         is_of_network=True,

@@ -10,6 +10,8 @@ from mindswap.adapters.graph.apply import apply_policy, read_tree
 from mindswap.adapters.quiet import quiet
 from mindswap.errors import ApplyError, require
 from mindswap.graph.model import Graph
+from mindswap.graph.passes.dropout_masks import with_bit_masks
+from mindswap.graph.sequences import is_sequence_state
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
@@ -121,7 +123,7 @@ def capture(network: Any, inputs: Sequence[Any], with_lazy_inline: bool = True) 
         except ApplyError:  # any network can be captured
             layers = []
         adapter.mark_lazy_inline(network, layers)
-    return adapter.compile_training_graph(network, inputs)
+    return with_bit_masks(adapter.compile_training_graph(network, inputs))
 
 
 def running_swap(network: Any) -> "Swap | None":
@@ -144,6 +146,17 @@ def find_layer_trees(path: str, known: LayerTrees | None, num_layers: int | None
     if known is not None or num_layers is None or not has_mindformers():
         return known
     return read_real_trees(path, num_layers)
+
+
+def count_trained_weights(path: str) -> tuple[int, int]:
+    """Build the network of a YAML file with MindFormers; return how many weights are trained, and how many it has."""
+    absolute_path = os.path.abspath(path)  # noqa: PTH100 quiet() changes the working directory
+    with quiet():
+        from mindswap.adapters.graph.build import build_network
+
+        network, _ = build_network(absolute_path, Policy(is_swap_enabled=True))
+        weights = [weight for weight in network.get_parameters() if not is_sequence_state(weight.name)]
+    return sum(weight.requires_grad for weight in weights), len(weights)
 
 
 def read_real_trees(path: str, num_layers: int) -> LayerTrees:

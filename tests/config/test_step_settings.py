@@ -45,6 +45,19 @@ def test_micro_batches_share_casts_with_the_parallel_optimizer(text, shares):
     assert not read(f"parallel: {text}").shares_casts
 
 
+@pytest.mark.parametrize(
+    ("schedule", "is_constant"),
+    [
+        ("{}", True),
+        ("{type: ConstantWarmUpLR, warmup_steps: 0}", True),
+        ("{type: ConstantWarmUpLR, warmup_ratio: 0.03}", False),
+        ("{type: CosineWithWarmUpLR, warmup_steps: 0}", False),
+    ],
+)
+def test_a_schedule_makes_the_learning_rate_a_value_of_each_step(schedule, is_constant):
+    assert read(f"lr_schedule: {schedule}").is_rate_constant is is_constant
+
+
 def test_without_pipeline_there_is_no_micro_batch_num():
     assert read("parallel_config: {micro_batch_num: 4}").num_micro_batches == 1
 

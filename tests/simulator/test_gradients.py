@@ -150,9 +150,11 @@ def test_half_precision_weights_get_gradients_of_float32():
     ("settings", "num_more"),
     [
         # One weight of 1 KiB: the gradient times `1 - beta1`, and in its turn the first moment and that times `beta1`.
-        ({"optimizer": "AdamW"}, 3),
-        ({"optimizer": "AdamW", "is_decaying": True}, 4),  # and the weight less its decay
-        ({"optimizer": "AdamW", "is_fused": True}, 0),
+        ({"optimizer": "AdamW", "is_rate_constant": True}, 3),
+        # And the weight less its decay, which is a constant part of it, or a part that is computed in each step.
+        ({"optimizer": "AdamW", "is_rate_constant": True, "is_decaying": True}, 4),
+        ({"optimizer": "AdamW"}, 4),
+        ({"optimizer": "AdamW", "is_fused": True}, 2),  # no product: the first moment, and that times `beta1`
         ({"optimizer": "Adam", "is_decaying": True}, 0),
     ],
 )
@@ -167,11 +169,13 @@ def test_an_optimizer_of_single_operators_makes_products_first(settings, num_mor
     ("settings", "num_more"),
     [
         # One weight of 1 KiB: two states, a copy of the first and its product; the gradient is there.
-        ({"optimizer": "AdamW"}, 4),
-        ({"optimizer": "AdamW", "is_decaying": True}, 5),  # and the weight less its decay
+        ({"optimizer": "AdamW", "is_rate_constant": True}, 4),
+        # And the weight less its decay.
+        ({"optimizer": "AdamW", "is_rate_constant": True, "is_decaying": True}, 5),
+        ({"optimizer": "AdamW"}, 5),
         ({"optimizer": "FusedAdamW"}, 2),
         # With sums over micro-batches the gradient is a copy, too.
-        ({"optimizer": "AdamW", "num_micro_batches": 2}, 5),
+        ({"optimizer": "AdamW", "is_rate_constant": True, "num_micro_batches": 2}, 5),
     ],
 )
 def test_states_on_the_host_come_with_their_weights(settings, num_more):
@@ -189,13 +193,32 @@ def test_states_on_the_host_come_with_their_weights(settings, num_more):
 )
 def test_states_on_the_host_stay_to_the_end_and_gradients_go(sizes_kib, closing_kib):
     weights = [Parameter("w", size * KIB, size * KIB // 4) for size in sizes_kib]
-    settings = replace(SETTINGS, optimizer="AdamW", is_state_offloaded=True, num_micro_batches=2)
+    settings = replace(SETTINGS, optimizer="AdamW", is_rate_constant=True, is_state_offloaded=True, num_micro_batches=2)
     assert _closing_bytes(weights, GradientRule(True), settings) == closing_kib * KIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes_kib", "closing_kib"),
+    [
+        # Of the second weight a moment, that times its beta, and the weight less its decay, without the first gradient.
+        ({"is_fused": True}, (1, 2), 3 * 2 - 1),
+        # The first is decayed later: two of it.
+        ({"is_fused": True}, (2, 1), 2 * 2),
+        ({"is_fused": True, "is_rate_constant": True}, (1, 2), 2 * 2 - 1),
+        # Products of both are there first, 3; three of the second without gradient and product of the first.
+        ({}, (1, 2), 3 + 3 * 2 - 2),
+        ({}, (2, 1), 3 + 3 * 2),
+    ],
+)
+def test_weights_are_updated_in_turn(settings, sizes_kib, closing_kib):
+    weights = [Parameter("w", size * KIB, size * KIB // 4) for size in sizes_kib]
+    settings = replace(SETTINGS, optimizer="AdamW", **settings)
+    assert _closing_bytes(weights, GradientRule(), settings) == closing_kib * KIB
 
 
 def test_what_waited_for_communication_makes_room_for_the_optimizer():
     """1 KiB that an AllReduce has read is gone when the 3 KiB of products are made."""
-    assert model(optimizer="AdamW", data_parallel=2).layout.closing_bytes == (2 * KIB,)
+    assert model(optimizer="AdamW", is_rate_constant=True, data_parallel=2).layout.closing_bytes == (2 * KIB,)
 
 
 def test_products_of_what_is_cut_are_cut_and_replace_what_was_sent():
@@ -278,5 +301,5 @@ def test_tensors_are_aligned():
 def test_only_what_other_ranks_have_waited_for_communication(is_shared, num_copies, closing_kib):
     """One weight of 1 KiB under AdamW: 3 KiB of products, less what is gone by then."""
     weights = [Parameter("w", KIB, KIB // 4, num_copies=num_copies)]
-    settings = replace(SETTINGS, optimizer="AdamW")
+    settings = replace(SETTINGS, optimizer="AdamW", is_rate_constant=True)
     assert _closing_bytes(weights, GradientRule(is_shared=is_shared), settings) == closing_kib * KIB

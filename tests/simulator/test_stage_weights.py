@@ -8,7 +8,7 @@ from mindswap.policy.model import Policy
 from mindswap.simulator.captured_step import find_tied_parameters, gradient_key
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.static_memory import Parameter
-from mindswap.simulator.stage_weights import min_reduction_ns
+from mindswap.simulator.stage_weights import describe_training, min_reduction_ns
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB
 from tests.simulator.cost.builders import device
@@ -27,6 +27,31 @@ def test_static_memory_is_that_of_the_weights_of_each_stage():
     first, second = model(NUM_LAYERS, pipeline=Pipeline(num_stages=2), num_micro_batches=2).static
     assert (first.parameter_bytes, second.total_bytes) == (KIB, 0)
     assert first.gradient_bytes == KIB  # summed up over micro-batches
+
+
+def frozen_model(**settings):
+    step = captured(NUM_LAYERS)
+    step = replace(step, graph=replace(step.graph, frozen=("embedding.table",)))
+    return StepModel(step, CostTable(device()), replace(SETTINGS, **settings))
+
+
+def test_a_weight_that_is_not_trained_has_no_state_no_sum_no_time_and_no_communication():
+    own = frozen_model(num_micro_batches=2, is_accumulating=True, is_clipping=True, data_parallel=2)
+    trained = model(NUM_LAYERS, num_micro_batches=2, is_accumulating=True, is_clipping=True, data_parallel=2)
+    (static,), (before,) = own.static, trained.static
+    assert (static.parameter_bytes, static.gradient_bytes, static.optimizer_bytes) == (KIB, 0, 0)
+    assert (before.parameter_bytes, before.gradient_bytes, before.optimizer_bytes) == (KIB, KIB, 2 * KIB)
+    assert [term.duration_ns for term in own.simulate(KEEP_ALL).terms] == [0] * 5
+    assert sum(term.duration_ns for term in trained.simulate(KEEP_ALL).terms) > 0
+    assert own.weights.closing_bytes == (0,)
+
+
+def test_a_note_says_how_many_weights_are_trained():
+    matrix, vector = (Parameter("w", 8, 2, shape=shape, is_trained=False) for shape in ((1, 2), (2,)))
+    trained = replace(matrix, is_trained=True)
+    (note,) = describe_training([[matrix, trained], [trained]])
+    assert note.startswith("2 of 3 weights are trained")
+    assert describe_training([[trained], [vector]]) == ()  # the bias of a router, which is not for training
 
 
 def test_a_tied_weight_is_on_the_last_stage_twice_with_one_gradient():

@@ -13,6 +13,7 @@ from typing import Any
 from mindspore import nn
 
 from mindswap.adapters.graph.apply import iterate_primitives, read_tree
+from mindswap.adapters.graph.frozen_weights import LayerTraining, read_layer_training
 from mindswap.adapters.versions import replaced
 from mindswap.policy.cell_tree import CellNode
 
@@ -32,6 +33,7 @@ class MindFormersRecompute:
 
     setting: Any  # object that sets recompute by layer index; None if it cannot do so for single layers
     trees: tuple[CellNode, ...]  # cell trees of the layers
+    training: tuple[LayerTraining, ...]  # trained part of each layer
 
 
 def has_model_layer_kinds(model: Sequence[CellNode], indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
@@ -48,7 +50,11 @@ def read_mindformers_recompute(network: nn.Cell, layers: Sequence[nn.Cell]) -> M
     settings = (getattr(cell, "layer_setting", None) for _, cell in network.cells_and_names())
     setting = next((layer_setting for layer_setting in settings if layer_setting is not None), None)
     has_layer_methods = all(hasattr(setting, method) for method in METHODS)
-    return MindFormersRecompute(setting if has_layer_methods else None, tuple(read_tree(layer) for layer in layers))
+    return MindFormersRecompute(
+        setting if has_layer_methods else None,
+        tuple(read_tree(layer) for layer in layers),
+        read_layer_training(network, layers),
+    )
 
 
 def recompute_settings(layer: nn.Cell) -> tuple[Hashable, ...]:

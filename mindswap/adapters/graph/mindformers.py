@@ -19,6 +19,7 @@ from mindswap.adapters.graph.file_recompute import (
     recompute_settings,
     with_model_recompute,
 )
+from mindswap.adapters.graph.frozen_weights import LayerTraining, freeze_layers, read_layer_training
 from mindswap.adapters.graph.mindspore import (
     compile_training_graph,
     enable_lazy_inline,
@@ -33,6 +34,7 @@ from mindswap.graph.analysis.collectives import Collective, find_collectives
 from mindswap.graph.analysis.liveness import LayerSample, choose_representative_layers
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import REDISTRIBUTION_OPS
+from mindswap.graph.passes.dropout_masks import with_bit_masks
 from mindswap.graph.passes.fusion import merge_gathers
 from mindswap.graph.sequences import with_cache_gradients
 from mindswap.graph.sharding.experts import is_exchange, restore_names
@@ -110,6 +112,7 @@ class BuiltLayers:
 
     trees: tuple[CellNode, ...]
     positions: tuple[int, ...]  # position class of each, from `layer_position`
+    training: tuple[LayerTraining, ...]  # trained part of each
 
 
 def build_layers(config_path: str) -> BuiltLayers:
@@ -119,8 +122,11 @@ def build_layers(config_path: str) -> BuiltLayers:
         GraphError: if MindFormers cannot build the network.
     """
     report_progress("building the network")
-    layers = find_layers(build_network(config_path, Policy(is_swap_enabled=True))[0])
-    return BuiltLayers(tuple(map(read_tree, layers)), tuple(map(layer_position, layers)))
+    network, _ = build_network(config_path, Policy(is_swap_enabled=True))
+    layers = find_layers(network)
+    return BuiltLayers(
+        tuple(map(read_tree, layers)), tuple(map(layer_position, layers)), read_layer_training(network, layers)
+    )
 
 
 def choose_layers(
@@ -143,7 +149,10 @@ def choose_layers(
     effective = {
         index: replace(decisions, layer_index=0, overridden=(), inactive=()) for index, decisions in decided.items()
     }
-    layer_classes = [(decisions.layer, built.positions[index], decisions) for index, decisions in effective.items()]
+    layer_classes = [
+        (decisions.layer, built.positions[index], built.training[index], decisions)
+        for index, decisions in effective.items()
+    ]
     return _sample_model_layers(layer_classes, indices, with_peak)
 
 
@@ -162,7 +171,12 @@ def _choose_mindformers_layers(
         )
         return LayerSample(indices, indices), mindformers_recompute
     layer_classes = [
-        (mindformers_recompute.trees[index], layer_position(layers[index]), recompute_settings(layers[index]))
+        (
+            mindformers_recompute.trees[index],
+            layer_position(layers[index]),
+            mindformers_recompute.training[index],
+            recompute_settings(layers[index]),
+        )
         for index in indices
     ]
     return _sample_model_layers(layer_classes, indices, with_peak), mindformers_recompute
@@ -214,13 +228,13 @@ def capture(
         ApplyError: if the policy does not fit the network.
     """
     mindformers_recompute = None
-    model_trees = built.trees if built is not None else ()
+    model: BuiltLayers | MindFormersRecompute | None = built
     if sample is None and policy.is_swap_enabled:
-        built = built or build_layers(config_path)
-        sample, model_trees = choose_layers(policy, built, placement, with_peak), built.trees
+        model = built = built or build_layers(config_path)
+        sample = choose_layers(policy, built, placement, with_peak)
     elif sample is None:
         sample, mindformers_recompute = _choose_mindformers_layers(config_path, placement, with_peak)
-        model_trees = mindformers_recompute.trees
+        model = mindformers_recompute
     is_partial = not sample.has_all_layers or placement is not None
     as_in_model = (
         with_model_recompute(mindformers_recompute, sample.indices)
@@ -231,11 +245,13 @@ def capture(
         network, config = build_network(config_path, policy, sample.indices if is_partial else None, placement)
     layers = find_layers(network)
     trees = tuple(read_tree(layer) for layer in layers)
-    if model_trees and not has_model_layer_kinds(model_trees, sample.indices, trees):
-        stage = placement.layers if placement is not None else range(len(model_trees))
-        _require_all_layers(stage, model_trees, "the kind of a layer depends on its number")
-        everything = tuple(range(len(model_trees)))
+    if model is not None and not has_model_layer_kinds(model.trees, sample.indices, trees):
+        stage = placement.layers if placement is not None else range(len(model.trees))
+        _require_all_layers(stage, model.trees, "the kind of a layer depends on its number")
+        everything = tuple(range(len(model.trees)))
         return capture(config_path, policy, LayerSample(everything, everything), with_tags, placement, with_all_tags)
+    if model is not None:
+        freeze_layers(layers, [model.training[index] for index in sample.indices])
     set_policy(network, policy, indices=sample.indices)
     if with_tags or with_all_tags:
         for layer in layers:
@@ -245,7 +261,7 @@ def capture(
     report_progress(f"compiling {len(sample.indices)} of {len(sample.layer_map)} layers {how}")
     notes = tuple(config.get(NOTES_KEY, ()))
     if placement is None:
-        return Capture(sample, trees, compile_network(network, config), notes)
+        return Capture(sample, trees, with_bit_masks(compile_network(network, config)), notes)
     graph = compile_network(network, config, placement.data_parallel if placement.has_strategies else 1)
     return _shard_capture(Capture(sample, trees, graph, notes), placement)
 
@@ -277,7 +293,7 @@ def _shard_capture(unsharded: Capture, placement: RankPlacement) -> Capture:
     if not placement.is_last_stage:
         graph = drop_head(graph)
         notes.append("head and loss are on another stage; their part is left out")
-    return replace(unsharded, graph=graph, notes=tuple(notes), collectives=collectives)
+    return replace(unsharded, graph=with_bit_masks(graph), notes=tuple(notes), collectives=collectives)
 
 
 def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mindspore as ms
@@ -151,7 +152,8 @@ def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_
     Raises:
         GraphError: if the compiler refuses the network.
     """
-    return restore_constants(load_graph(compile_training_model(network, inputs), layer_list))
+    graph = restore_constants(load_graph(compile_training_model(network, inputs), layer_list))
+    return replace(graph, frozen=tuple(weight.name for weight in network.untrainable_params()))
 
 
 # Error of the compiler -> known fix.

@@ -12,6 +12,7 @@ from mindswap.features.step import Step, load_step
 from mindswap.files import unique_labels
 from mindswap.policy.coverage import BASELINES, baseline_policy
 from mindswap.report.tables import attributes, format_table
+from mindswap.simulator.stage_weights import describe_training
 from mindswap.units import format_bytes, format_difference, format_time
 
 # Property that identifies a model -> its paths below `model:`, in legacy and newer configurations.
@@ -98,7 +99,9 @@ def compare_configs(
         label = next(labels)
         documents.append((label, step.document))
         runs.append((label, step.simulate()))
-    return Comparison(runs, other_models(documents))
+    models = {name: run.model for name, run in runs if name not in BASELINES}
+    trained = [f"{name}: {note}" for name, own in models.items() for note in describe_training(own.weights.parameters)]
+    return Comparison(runs, [*other_models(documents), *trained])
 
 
 def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:

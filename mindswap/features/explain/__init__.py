@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.config.nodes import Document
@@ -22,7 +22,8 @@ from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_forma
 from mindswap.report.pynative import format_settings_effect, settings_effect_to_json
 from mindswap.rules.checker import CheckResult, check_document, check_pynative, require_num_layers
 from mindswap.rules.machine.software import installed_version
-from mindswap.steps.network import find_layer_trees, has_mindformers
+from mindswap.simulator.stage_weights import format_trained
+from mindswap.steps.network import count_trained_weights, find_layer_trees, has_mindformers
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,15 @@ def explain_config(config: str | os.PathLike[str] | Document, num_layers: int | 
         stages = expand_stage_recompute(document, num_layers)
         policy = stages.policy
     explanation = explain_layers(policy, checked.num_layers, checked.trees, stages)
+    explanation = replace(explanation, notes=_training_notes(document))
     return ExplainedConfig(format_explanation(explanation), explanation_to_json(explanation), checked.problems)
+
+
+def _training_notes(document: Document) -> tuple[str, ...]:
+    """Return how many weights are trained, of a network that MindFormers freezes; nothing without MindFormers."""
+    if document.get("model", "model_config", "pet_config") is None or not has_mindformers():
+        return ()
+    return (format_trained(*count_trained_weights(document.file)),)
 
 
 def list_names(config: str | os.PathLike[str] | Document, num_layers: int | None = None) -> list[dict[str, Any]]:

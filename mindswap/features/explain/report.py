@@ -25,11 +25,13 @@ class Explanation:
         policy: policy of the configuration; with swap off, the recompute that MindFormers does by itself.
         summary: the actions in every layer.
         stages: with swap off, the log lines of MindFormers and the layers of each stage and chunk.
+        notes: what else decides memory, as text.
     """
 
     policy: Policy
     summary: PolicySummary
     stages: StageRecompute | None = None
+    notes: Sequence[str] = ()
 
     def cells(self) -> tuple[Cell, ...]:
         """Return the layers of each stage and chunk; empty with swap on, when stages do not matter."""
@@ -67,6 +69,7 @@ def format_explanation(explanation: Explanation) -> str:
         if len(explanation.cells()) > 1:
             blocks.append(_format_cells(explanation))
     blocks.append("\n".join(line for group in summary.groups for line in _format_group(group, explanation)))
+    blocks += [escape(f"note: {note}") for note in explanation.notes]
     return "\n\n".join(blocks)
 
 
@@ -110,6 +113,7 @@ def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
         "formative_lines": list(stages.formative_lines) if stages is not None else [],
         "stages": [{"stage": cell.stage, "chunk": cell.chunk, "layers": list(cell.layers)} for cell in cells],
         "layers": [group.to_data() for group in summary.groups],
+        "notes": list(explanation.notes),
     }
 
 

@@ -32,6 +32,7 @@ class Parameter:
     is_after_layers: bool = False  # outside the layers and read after them (final norm, head)
     shape: tuple[int, ...] = ()  # shape on this rank
     num_shards: int | None = None  # ranks over which it is sharded; None: the parallel optimizer's default
+    is_trained: bool = True  # False: it has no gradient and no optimizer state
 
 
 # States of each optimizer, one letter per tensor of the shape of the weight: F is float32, W has the dtype of the
@@ -84,7 +85,9 @@ def find_states(name: str) -> str:
 
 
 def state_sizes(parameter: Parameter, settings: StepSettings) -> list[int]:
-    """Return the bytes of each optimizer state of a weight on one rank."""
+    """Return the bytes of each optimizer state of a weight on one rank; none if the weight is not trained."""
+    if not parameter.is_trained:
+        return []
     shards = num_parameter_shards(parameter, settings.num_optimizer_shards)
     sizes = {"F": ceil_div(parameter.num_elements, shards) * FLOAT32_BYTES, "W": ceil_div(parameter.size_bytes, shards)}
     return [sizes[letter] for letter in find_states(settings.optimizer)]
@@ -108,7 +111,7 @@ def estimate_static_memory(
         shard_bytes = ceil_div(parameter.size_bytes, num_parameter_shards(parameter, settings.num_optimizer_shards))
         weights += shard_bytes
         states += sum(state_sizes(parameter, settings))
-        if settings.num_micro_steps > 1:  # clones of the weights (MFPipelineWithLossScaleCell)
+        if settings.num_micro_steps > 1 and parameter.is_trained:  # clones of the weights (MFPipelineWithLossScaleCell)
             gradients += shard_bytes if settings.is_accumulator_sharded else parameter.size_bytes
     return StaticMemory(weights, gradients, 0 if settings.is_state_offloaded else states, workspace_bytes)
 
