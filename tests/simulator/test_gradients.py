@@ -223,7 +223,7 @@ def test_what_waited_for_communication_makes_room_for_the_optimizer():
 
 def test_products_of_what_is_cut_are_cut_and_replace_what_was_sent():
     # Another rank has the rest: 4 KiB waited for communication, and are gone.
-    settings = {"optimizer": "AdamW", "sharding": replace(CUT_BY_4, is_released=True)}
+    settings = {"optimizer": "AdamW", "is_rate_constant": True, "sharding": replace(CUT_BY_4, is_released=True)}
     assert model(**settings).layout.closing_bytes == (3 * KIB // 4,)
     assert model(**settings | {"num_micro_batches": 2}).layout.closing_bytes == (KIB,)
 
