@@ -90,9 +90,10 @@ def test_a_long_mask_of_a_sequence_in_pieces_is_not_written_out_either(tmp_path)
     assert held(report, 0)["model.casual_mask.Mul"] == (2 * 8192 * 32768 * 4, 1)
 
 
-def test_pieces_of_a_sequence(tmp_path):
+@pytest.mark.parametrize("data_parallel", [1, 4])
+def test_pieces_of_a_sequence(tmp_path, data_parallel):
     """2 samples of 64 tokens in 4 pieces of 16; the last of 2 stages holds 4 + 2 - 1 - 1 = 4 pieces of 2 layers."""
-    report = simulated(tmp_path, **PIECES)
+    report = simulated(tmp_path, **PIECES, **{"parallel_config.data_parallel": data_parallel})
     found = held(report, 1)
     # Logits of a piece: 2 x 16 x 264 numbers.
     assert found["loss._log_softmax.Sub"] == (4 * 2 * 16 * VOCAB * FLOAT32, 4)

@@ -148,6 +148,8 @@ def _build(config_path, policy, layers, placement):
         _keep_single_stage(config)  # the models compare the number of stages with the ranks of one stage
         if not is_sharded:
             _keep_single_rank(config)
+    elif not is_sharded and config.parallel_config.get("seq_split_num", 1) > 1:
+        config.parallel_config.data_parallel = 1  # caches of sequence pieces have the samples of all data parallel ranks
     # One process without communication: in any other mode the newer models initialize it.
     config.use_parallel = False
     config.context.device_target = "CPU"
