@@ -149,7 +149,8 @@ def _build(config_path, policy, layers, placement):
         if not is_sharded:
             _keep_single_rank(config)
     elif not is_sharded and config.parallel_config.get("seq_split_num", 1) > 1:
-        config.parallel_config.data_parallel = 1  # caches of sequence pieces have the samples of all data parallel ranks
+        # Caches of sequence pieces have the samples of all data parallel ranks.
+        config.parallel_config.data_parallel = 1
     # One process without communication: in any other mode the newer models initialize it.
     config.use_parallel = False
     config.context.device_target = "CPU"
