@@ -14,9 +14,8 @@ from mindswap.policy.cell_tree import exact_pattern
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.simulator.step_model import StepModel
+from tests.compiled_steps import PLAIN, captured
 from tests.planner.models import small_model
-from tests.recorded_steps import captured
-from tests.simulator.test_recorded_steps import PLAIN
 from tests.strength import examples
 
 UNLIMITED_BYTES = 1 << 50
