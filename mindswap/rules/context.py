@@ -122,9 +122,7 @@ class Context:
     settings: PolicySettings  # its statements
     coverage: Coverage | None = None  # matches patterns in the model; None if the model is not known
     environ: Mapping[str, str] = field(default_factory=dict)  # environment variables
-    is_training_start: bool = (
-        False  # check at the start of a training: with swap off, errors of MindFormers are left to it
-    )
+    is_training_start: bool = False  # a training starts: with swap off, MindFormers reports its own errors
     # derived: recomputed operators; None if the model is not known
     recompute: "RecomputeIndex | None" = field(init=False)
 
@@ -163,15 +161,15 @@ class Context:
 
     @property
     def refusal_level(self) -> Level:
-        """Level of settings that stop MindFormers or MindSpore: an error.
+        """Level of settings that MindFormers or MindSpore refuse: an error.
 
-        A warning in a run with swap off, which mindswap must not stop.
+        A warning if a training starts with swap off, because mindswap must not stop it.
         """
         return Level.WARNING if self.leaves_errors_to_mindformers else Level.ERROR
 
     @property
     def leaves_errors_to_mindformers(self) -> bool:
-        """Whether a training begins with swap off."""
+        """Return whether a training starts with swap off, so that MindFormers reports its own errors."""
         return self.is_training_start and not self.settings.is_swap_enabled
 
     def overlap(self, left: Statement, right: Statement) -> StatementOverlap | None:

@@ -1,6 +1,7 @@
-"""Parts of a list or mapping in a configuration: where exactly the mistake is."""
+"""Parts of a list or mapping in a configuration, to locate a mistake inside it."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mindswap.config.nodes import DocumentNode, key_text, show
 from mindswap.config.problem import Location
@@ -8,22 +9,30 @@ from mindswap.config.problem import Location
 
 @dataclass(frozen=True)
 class Part:
-    """A key, an element or a value in a list or mapping at which a training stops."""
+    """A wrong key, element or value inside a list or mapping."""
 
-    steps: tuple[object, ...]  # keys and indices from the list or mapping to it
+    steps: tuple[object, ...]  # keys and indices from the list or mapping to the part; () for all of it
     is_key: bool = False  # the key is wrong, not its value
-    allowed: str = ""  # in place of that of the refusal
-    fix: str = ""  # likewise
+    allowed: str = ""  # allowed values; "" for those of the refusal
+    fix: str = ""  # fix; "" for that of the refusal
 
 
-def find_part(part: Part, path: str, node: DocumentNode | None, location: Location) -> tuple[str, str, Location]:
-    """Return the key path of a part of a value, its value as messages show it, and its place.
+class LocatedPart(NamedTuple):
+    """A part of a value in a document."""
+
+    path: str  # key path
+    text: str  # its value as in messages, ` VALUE:`; "" for keys and mappings
+    location: Location
+
+
+def find_part(part: Part, path: str, node: DocumentNode | None, location: Location) -> LocatedPart:
+    """Locate a part of a value.
 
     Args:
         part: a part, or all of the value.
         path: key path of the value.
         node: the value in the document.
-        location: where the value begins.
+        location: location of the value.
     """
     for step in part.steps:
         items, entry = (node.items, node.entry(step)) if node is not None else (None, None)
@@ -33,4 +42,4 @@ def find_part(part: Part, path: str, node: DocumentNode | None, location: Locati
             path, node = f"{path}.{key_text(step)}", entry.value
             location = entry.location if part.is_key else entry.value.location
     has_value = node is not None and node.entries is None and not part.is_key
-    return path, f" {show(node)}:" if has_value else "", location
+    return LocatedPart(path, f" {show(node)}:" if has_value else "", location)

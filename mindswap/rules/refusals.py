@@ -1,6 +1,6 @@
-"""Conditions under which MindFormers or MindSpore stop a training, as tables of refusals that rules go through.
+"""Conditions under which MindFormers or MindSpore refuse a configuration, as tables of refusals for rules.
 
-`tools/upstream_checks.yaml` lists the checks of both, with the refusal that stands for each.
+`tools/upstream_checks.yaml` lists the checks of both, with the corresponding refusals.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,18 +16,18 @@ from mindswap.config.weight_sharding import is_split
 from mindswap.rules.context import Context
 from mindswap.rules.parts import Part, find_part
 
-# Values of `run_mode`, first those in which there is something to swap; MindFormers refuses others.
+# Values of `run_mode` that MindFormers accepts; only the training modes have something to swap.
 TRAIN_MODES = ("train", "finetune")
 OTHER_MODES = ("eval", "predict", "predict_with_train_model")
 RUN_MODES = (*TRAIN_MODES, *OTHER_MODES)
 # Values of `parallel.parallel_mode` in a file (mindformers/tools/utils.py, PARALLEL_MODE).
 PARALLEL_MODES = (0, 1, 2, 3, "DATA_PARALLEL", "SEMI_AUTO_PARALLEL", "AUTO_PARALLEL", "HYBRID_PARALLEL", "STAND_ALONE",
                   "MANUAL_PARALLEL")  # fmt: skip
-# The same by what they do, with MindSpore's names, which MindFormers puts in their place when a run begins.
+# Data parallel mode, with MindSpore's name, by which MindFormers replaces it when a run starts.
 DATA_MODES = (0, "DATA_PARALLEL", "data_parallel")
 MODEL = "model.model_config."
 FLASH = "model.use_flash_attention"
-# Keys of model_config by which a legacy and a newer model are told the same.
+# Common name -> keys of model_config with this meaning in newer and legacy models.
 SYNONYMS = {
     "layers": ("num_hidden_layers", "num_layers"),
     "heads": ("num_attention_heads", "num_heads"),
@@ -50,7 +50,7 @@ class Values:
     def __init__(self, document: Document, is_swap_enabled: bool = False, is_training_start: bool = False):
         self.document = document
         self.is_swap_enabled = is_swap_enabled
-        self.is_training_start = is_training_start  # options of the command line may replace values of the file
+        self.is_training_start = is_training_start  # command line options may then override values of the file
 
     def __call__(self, path: str, default: Any = None) -> Any:
         """Return the value at a path as plain data; `default` where it is missing or null."""
@@ -58,11 +58,11 @@ class Values:
         return default if node is None or node.is_null else to_data(node)
 
     def is_written(self, path: str) -> bool:
-        """Return whether the key is there, whatever its value."""
+        """Return whether a key is set, even to null."""
         return self.find(path)[1] is not None
 
     def find(self, path: str) -> tuple[str, DocumentNode | None]:
-        """Return the key path as it is spelled in the file, and the node there; None where there is no such key."""
+        """Return the key path as spelled in the file, and its node; None if the key is missing."""
         spelled = _spellings(path)
         for candidate in spelled:
             node = self.document.get(*candidate.split("."))
@@ -71,7 +71,7 @@ class Values:
         return spelled[0], None
 
     def locate(self, paths: Sequence[str]) -> tuple[str, DocumentNode | None, Location]:
-        """Return the first of these paths that is written, its node, and its place."""
+        """Return the first of some paths that is set, its node, and its location."""
         for path in paths:
             spelled, node = self.find(path)
             if node is not None:
@@ -81,15 +81,15 @@ class Values:
         return first, None, section.location if section is not None else Location(self.document.file)
 
     def count(self, path: str) -> int:
-        """Return a positive whole number; 1 for what is missing or anything else."""
+        """Return a positive integer; 1 if the value is missing or invalid."""
         value = self(path)
         return value if is_int(value) and value >= 1 else 1
 
     @property
     def is_complete(self) -> bool:
-        """Whether this is the file of a training, where a missing key has MindFormers' default.
+        """Return whether this is a complete training configuration, in which missing keys have MindFormers' defaults.
 
-        A fragment has none, nor has a file whose model is in a folder that cannot be read here.
+        A fragment is not complete, nor is a file whose model folder cannot be read here.
         """
         has_model = all(problem.rule != FOLDER_RULE for problem in self.document.problems)
         sections = (self.document.get("runner_config"), self.document.get("model", "model_config"))
@@ -97,17 +97,17 @@ class Values:
 
     @property
     def is_newer(self) -> bool:
-        """Whether the model is of the newer families (`use_legacy: False`)."""
+        """Return whether the model is of the newer families (`use_legacy: False`)."""
         return not self.document.is_legacy
 
     @property
     def is_parallel(self) -> bool:
-        """Whether MindFormers passes the section `parallel` on to MindSpore."""
+        """Return whether MindFormers passes the section `parallel` to MindSpore."""
         return self.document.is_parallel
 
     @property
     def is_split(self) -> bool:
-        """Whether the strategies of the model are in force: semi-auto or auto parallel mode."""
+        """Return whether the strategies of the model are in effect: semi-auto or auto parallel mode."""
         return is_split(self.document)
 
     @property
@@ -122,7 +122,7 @@ class Values:
 
     @property
     def scheduler(self) -> str:
-        """Name of the pipeline schedule; "" where there is no pipeline_config."""
+        """Name of the pipeline schedule; "" without pipeline_config."""
         value = self(".".join(SCHEDULER_PATH), "")
         return value if isinstance(value, str) else ""
 
@@ -133,7 +133,7 @@ class Values:
 
     @property
     def pieces(self) -> int:
-        """Pieces that each sequence is cut into."""
+        """Pieces per sequence (`seq_split_num`)."""
         return self.count("parallel_config.seq_split_num")
 
     @property
@@ -172,16 +172,16 @@ Text = str | Callable[[Values], str]
 
 @dataclass(frozen=True)
 class Refusal:
-    """One condition under which a training stops, and what to say of it."""
+    """A condition under which a training is refused, and the texts of its problem."""
 
-    name: str  # id in the list of checks of MindFormers and MindSpore
-    at: str | tuple[str, ...]  # key paths: the problem is at the first that is written
-    holds: Condition  # whether the training stops; an error of a wrong type counts as no
-    message: Text  # what is wrong, without key path and value
+    name: str  # id in the list of upstream checks
+    at: str | tuple[str, ...]  # key paths: the problem is located at the first one that is set
+    holds: Condition  # whether the training is refused; exceptions of wrong types count as False
+    message: Text  # description, without key path and value
     allowed: Text = ""
-    fix: Text = ""  # `{key}` stands for the key that the problem is at
-    is_always_read: bool = False  # also with `use_parallel: False`, though it is at a key of `parallel`
-    parts: Callable[[Values], list[Part]] | None = None  # what is wrong in the list or mapping; None is all of it
+    fix: Text = ""  # `{key}` is replaced by the key of the problem
+    is_always_read: bool = False  # the key of `parallel` is read even with `use_parallel: False`
+    parts: Callable[[Values], list[Part]] | None = None  # wrong parts of the list or mapping; None for all of it
 
 
 def find_refusals(context: Context, refusals: Sequence[Refusal]) -> Iterator[Finding]:
@@ -196,15 +196,18 @@ def find_refusals(context: Context, refusals: Sequence[Refusal]) -> Iterator[Fin
             continue
         message, allowed, fix = (_text(text, values) for text in (refusal.message, refusal.allowed, refusal.fix))
         for part in refusal.parts(values) if refusal.parts is not None and node is not None else [Part(())]:
-            part_path, written, place = find_part(part, path, node, location)
-            part_fix = (part.fix or fix).replace("{key}", part_path.rpartition(".")[2])
+            located = find_part(part, path, node, location)
             yield Finding(
-                place, f"{part_path}:{written} {message}", part.allowed or allowed, part_fix, context.refusal_level
+                location=located.location,
+                message=f"{located.path}:{located.text} {message}",
+                allowed=part.allowed or allowed,
+                fix=(part.fix or fix).replace("{key}", located.path.rpartition(".")[2]),
+                level=context.refusal_level,
             )
 
 
 def _is_true(condition: Callable[[Any], bool], argument: Any) -> bool:
-    """Return whether a condition holds; with a value of a wrong type it does not: types are refused by themselves."""
+    """Return whether a condition holds; False for values of a wrong type, which separate refusals report."""
     try:
         return bool(condition(argument))
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError, OverflowError):
@@ -223,7 +226,7 @@ def of_parts(
     allowed: Text = "",
     fix: Text = "",
 ) -> Refusal:
-    """Return the refusal of parts of a list or mapping: each is a problem at its place."""
+    """Return the refusal of parts of a list or mapping; each part is a separate problem."""
     return Refusal(name, at, lambda v: bool(parts(v)), message, allowed, fix, parts=parts)
 
 
@@ -240,14 +243,14 @@ def of_elements(
     """Return the refusal of elements of a list.
 
     Args:
-        name: of the refusal.
+        name: name of the refusal.
         at: key path of the list.
-        is_wrong: whether the training stops at an element; one of a wrong type counts as right.
-        message: of the refusal.
-        allowed: what may stand there instead.
-        fix: what to do.
-        key: of a value in the element where that is wrong.
-        where: whether the list is read at all.
+        is_wrong: whether an element is refused; exceptions of wrong types count as False.
+        message: description.
+        allowed: allowed elements.
+        fix: suggested element.
+        key: key of the wrong value in the element; "" for the element itself.
+        where: whether the list is read.
     """
 
     def parts(v: Values) -> list[Part]:
@@ -261,7 +264,7 @@ def of_elements(
     return of_parts(name, at, parts, message, allowed, fix)
 
 
-# Types of single values, as MindFormers and MindSpore check them.
+# Tests of single values.
 
 
 def is_bool(value: object) -> bool:
@@ -270,23 +273,23 @@ def is_bool(value: object) -> bool:
 
 
 def is_positive(value: object) -> bool:
-    """Return whether a value is a whole number of 1 or more."""
+    """Return whether a value is an integer of at least 1."""
     return is_int(value) and value >= 1
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number and no bool."""
+    """Return whether a value is a number but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def typed(path: str, is_right: Callable[[Any], bool], allowed: str, fix: str, takes_null: bool = False) -> Refusal:
-    """Return the refusal of a value that does not have the type that its place takes.
+    """Return the refusal of a value of a wrong type.
 
     Args:
         path: key path of the value.
-        is_right: whether a value has the type.
+        is_right: whether a value has the right type.
         allowed: the type in words.
-        fix: what to write.
+        fix: suggested value.
         takes_null: whether null counts as missing.
     """
 
@@ -301,7 +304,7 @@ WITH_DOT = "a number with a dot: 1.e-8; 1e-8 is a string in YAML"
 
 
 def with_dot(value: Any) -> str:
-    """Return the fix for a number without a dot, such as 1e-5: `{key}: 1.0e-5`; "" for what is no number."""
+    """Return the fix for a number without a dot, such as 1e-5: `{key}: 1.0e-5`; "" if it is not a number."""
     mantissa, letter, exponent = str(value).lower().partition("e")
     is_number_text = mantissa.lstrip("+-").isdecimal() and (not letter or exponent.lstrip("+-").isdecimal())
     return f"{{key}}: {mantissa}.0{letter}{exponent}" if is_number_text else ""
@@ -310,7 +313,7 @@ def with_dot(value: Any) -> str:
 def of_newer(
     name: str, key: str, holds: Callable[[Any], bool], message: str, allowed: str = "", fix: str = ""
 ) -> Refusal:
-    """Return the refusal of one value of a newer model; `holds` gets the value, where there is one."""
+    """Return the refusal of one value of a newer model; `holds` is called with the value if it is set."""
     path = f"model.{key}"
     return Refusal(name, path, lambda v: v.is_newer and v(path) is not None and holds(v(path)), message, allowed, fix)
 

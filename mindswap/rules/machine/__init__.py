@@ -1,1 +1,1 @@
-"""Findings about a machine: facts (`probe.py` gathers them), limits and resources, installed software."""
+"""Diagnoses of a machine: facts (`probe.py` gathers them), limits and resources, installed software."""

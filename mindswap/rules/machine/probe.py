@@ -1,6 +1,6 @@
-"""Facts about this computer: the only part of the doctor that looks at it.
+"""Gather facts about this machine; the other modules of this package only read these facts.
 
-Every place is below `root`, so that a test can hand over a computer of its own.
+All paths are below `root`, so that tests can pass a folder in place of the file system.
 """
 
 import importlib.metadata
@@ -19,12 +19,18 @@ from mindswap.version import __version__
 
 _CANN_FOLDERS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann", "usr/local/Ascend/nnae/latest")
 _LISTENING = "0A"
-# Of the class that checks CANN in MindSpore's own run_check/_check_version.py.
+# List of supported versions in the class that checks CANN in MindSpore's run_check/_check_version.py.
 _CANN_LIST = r"(?s)class AscendEnvChecker\b.*?self\.version\s*=\s*\[([^\]]*)\]"
 
 
 def gather_software(environ: Mapping[str, str], root: Path = Path("/"), path: Sequence[str] | None = None) -> Software:
-    """Installed software; `root`: of the file system, `path`: folders that Python imports from."""
+    """Gather the installed software.
+
+    Args:
+        environ: environment variables.
+        root: root of the file system.
+        path: folders that Python imports from; None for `sys.path`.
+    """
     packages: dict[str, list[Package]] = {}
     for folder in dict.fromkeys(sys.path if path is None else path):
         for copies in importlib.metadata.distributions(path=[folder or "."]):
@@ -49,7 +55,7 @@ def _find_cann(environ: Mapping[str, str], root: Path) -> tuple[str, str]:
     named = environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
     folders = [root / named.lstrip("/")] if named else [root / folder for folder in _CANN_FOLDERS]
     for folder in folders:
-        # MindSpore reads the first; the others are of the toolkit itself.
+        # MindSpore reads the first file; the toolkit has the others.
         for file in ("compiler/version.info", "version.info", "version.cfg"):
             if version := _read_version(folder / file):
                 return str(folder), version
@@ -66,7 +72,7 @@ def _cann_of_mindspore(copies: Sequence[Package]) -> tuple[str, ...]:
 
 
 def gather_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
-    """Limits and resources; `root`: of the file system."""
+    """Gather limits and resources; `root` is the root of the file system."""
     proc = root / "proc"
     nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
     nodes = [node for node in nodes if _find(r"MemTotal:\s+(\d+)", node / "meminfo") != "0"]
@@ -103,15 +109,15 @@ def _read(path: Path) -> str:
 
 
 def _find(pattern: str, path: Path) -> str:
-    """The group of a pattern in a file; "" where it is not there."""
+    """Return the first group of a pattern in a file; "" if it does not match."""
     match = re.search(pattern, _read(path), re.MULTILINE)
     return match[1] if match else ""
 
 
 def host_memory(root: Path = Path("/")) -> int | None:
-    """Available memory, or what the container may still take where that is less; None if nothing says it.
+    """Return the available host memory in bytes, within the limit of the container; None if unknown.
 
-    Both with the cache of files that the kernel gives up when memory is asked for.
+    Includes the page cache that the kernel can reclaim.
     """
     available = _find(r"^MemAvailable:\s+(\d+) kB", root / "proc/meminfo")
     if not available:
@@ -129,13 +135,13 @@ def host_memory(root: Path = Path("/")) -> int | None:
 
 
 def _listening(table: str) -> set[int]:
-    """Ports of the sockets that listen: `sl local_address rem_address st ...`, numbers in hexadecimal."""
+    """Return the ports of listening sockets in a table `sl local_address rem_address st ...`, in hexadecimal."""
     rows = [line.split() for line in table.splitlines()[1:]]
     return {int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == _LISTENING}
 
 
 def _read_ranges(text: str) -> set[int]:
-    """Numbers of a list such as `0-3,8`."""
+    """Parse a list of numbers such as `0-3,8`."""
     numbers: set[int] = set()
     for low, high in re.findall(r"(\d+)(?:-(\d+))?", text):
         numbers.update(range(int(low), int(high or low) + 1))
@@ -156,7 +162,7 @@ def _size(folder: Path, *, is_free: bool) -> int | None:
 
 
 def _cache_problem(folder: Path) -> str:
-    """By trying: permissions alone do not say it for root, or on a file system that is read-only or full."""
+    """Try to write; permissions are not conclusive for root, or on a read-only or full file system."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -1,4 +1,4 @@
-"""Findings about limits and resources of the machine, with what the job needs of them where one is named."""
+"""Diagnoses of limits and resources of the machine, compared with the requirements of a job."""
 
 from collections.abc import Iterator
 
@@ -8,18 +8,18 @@ from mindswap.rules.machine.facts import Diagnosis, MachineFacts, diagnosis
 from mindswap.rules.machine.software import find_in_environment, find_in_software
 from mindswap.units import format_bytes, format_count
 
-# Docker gives 64 MiB. assumed: workers of a data set with python_multiprocessing hand over batches there.
+# Default of Docker: 64 MiB. assumed: dataset workers with python_multiprocessing pass batches through /dev/shm.
 MIN_SHM_BYTES = 1 << 30
-# assumed: the least that makes sense for offloaded activations, where no configuration says how much it is.
+# assumed: minimum that is useful for offloaded activations if no configuration is given.
 MIN_MEMLOCK_BYTES = 1 << 30
 MIN_TMP_BYTES = 1 << 30
-FEW_PROCESSORS = 16  # MindSpore 2.9.0 orders a dry run otherwise where it sees 2, 3, 4 or 8, and the same from 16 on
+FEW_PROCESSORS = 16  # with 2, 3, 4 or 8 processors MindSpore 2.9.0 orders a dry run differently than with 16 or more
 # HCCL listens on 16 ports from HCCL_IF_BASE_PORT, by default 60000 (CANN: environment variables of HCCL).
 HCCL_BASE_PORT, NUM_HCCL_PORTS = 60000, 16
 
 
 def find_in_machine(facts: MachineFacts) -> Iterator[Diagnosis]:
-    """Limits and devices of this machine."""
+    """Yield diagnoses of limits and devices of the machine."""
     machine, job = facts.machine, facts.job
     needed = max(MIN_MEMLOCK_BYTES, job.swapped_bytes if job else 0)
     is_off = job is not None and not job.swaps and not job.is_pynative
@@ -65,7 +65,7 @@ def _find_ports(facts: MachineFacts) -> Iterator[Diagnosis]:
 
 
 def find_in_job(facts: MachineFacts) -> Iterator[Diagnosis]:
-    """Needs of the configuration: of this machine and of installed software."""
+    """Yield diagnoses of the requirements of a job."""
     job = facts.job
     if job is None:
         return
@@ -89,6 +89,6 @@ _CHECKS = (find_in_software, find_in_environment, find_in_machine, find_in_job)
 
 
 def examine(facts: MachineFacts) -> tuple[Diagnosis, ...]:
-    """Faults, errors first."""
+    """Return all diagnoses, errors first."""
     findings = [finding for check in _CHECKS for finding in check(facts)]
     return tuple(sorted(findings, key=lambda finding: finding.severity is not Level.ERROR))

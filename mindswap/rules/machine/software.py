@@ -1,4 +1,4 @@
-"""Findings about what is installed, and about environment variables."""
+"""Diagnoses of installed software and environment variables."""
 
 import importlib.util
 import os
@@ -14,21 +14,21 @@ from mindswap.errors import LaunchError
 from mindswap.graph.capture_cache import make_key
 from mindswap.rules.machine.facts import Diagnosis, MachineFacts, diagnosis
 
-# Whether MindSpore and MindFormers are there, of which version, and how far they go together; neither is imported.
+# Installed versions of MindSpore and MindFormers, and whether they are compatible; neither is imported.
 
-# Set to 1: versions that were never tried together are tried all the same.
+# Environment variable that allows untested pairs of versions if it is 1.
 ANY_VERSION = "MINDSWAP_ANY_VERSION"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two versions that work together; `mindformers` is "" for MindSpore alone."""
+    """Two compatible versions; `mindformers` is "" for MindSpore without MindFormers."""
 
     mindformers: str
     mindspore: str
 
 
-# What `make matrix` tries.
+# Pairs that `make matrix` tests.
 SUPPORTED_PAIRS = (
     Pair("1.6.0", "2.7.0"),
     Pair("1.7.0", "2.7.1"),
@@ -41,12 +41,12 @@ _BEST = "pip install mindformers==1.9.0 mindspore==2.9.0"
 
 
 def is_supported_pair(mindformers: str, mindspore: str) -> bool:
-    """True if mindswap works with it; a fourth number, such as 2.7.1.post1, makes no difference."""
+    """Return whether mindswap supports a pair of versions; a suffix, as in 2.7.1.post1, is ignored."""
     return Pair(_release(mindformers), _release(mindspore)) in SUPPORTED_PAIRS
 
 
 def suggest_pair(mindformers: str) -> str:
-    """Advice for a version of MindFormers that mindswap does not know with the MindSpore beside it."""
+    """Return the command that installs a compatible pair for a version of MindFormers."""
     partner = next((pair.mindspore for pair in SUPPORTED_PAIRS if pair.mindformers == _release(mindformers)), "")
     return f"pip install mindspore=={partner}, which belongs to it" if partner else _BEST
 
@@ -56,7 +56,7 @@ def _release(text: str) -> str:
 
 
 def installed_version(name: str) -> str:
-    """Version of a distribution; "" if it is not installed as one."""
+    """Return the version of a distribution; "" if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -64,9 +64,10 @@ def installed_version(name: str) -> str:
 
 
 def installed_code(name: str) -> str:
-    """Identity of the code of a package: its version, or the state of its files where they change without it.
+    """Return a key of the code of a package; "" if there is no such package.
 
-    They do in a checkout, on the path or installed as editable. "" if there is no such package.
+    The key is the version, or, for a checkout (on `sys.path` or an editable install), a digest of the state of its
+    files.
     """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
@@ -86,10 +87,10 @@ def installed_code(name: str) -> str:
 
 
 def require_mindformers() -> None:
-    """Say what to install if one of them is missing, or if nobody knows whether they go together.
+    """Check that MindSpore and MindFormers are installed, and that their versions are compatible.
 
     Raises:
-        LaunchError: naming what is not there, or what to install.
+        LaunchError: if a package is missing, or the pair of versions was never tested; names the command to run.
     """
     missing = [name for name in ("mindspore", "mindformers") if importlib.util.find_spec(name) is None]
     if missing:
@@ -98,7 +99,7 @@ def require_mindformers() -> None:
             "Ascend, install the MindSpore that matches your CANN, then mindformers==1.9.0)"
         )
     mindformers, mindspore = installed_version("mindformers"), installed_version("mindspore")
-    is_unknown = not mindformers or not mindspore  # a checkout on the path says nothing of its version
+    is_unknown = not mindformers or not mindspore  # a checkout on `sys.path` has no version
     if is_unknown or is_supported_pair(mindformers, mindspore) or os.environ.get(ANY_VERSION) == "1":
         return
     raise LaunchError(
@@ -108,24 +109,24 @@ def require_mindformers() -> None:
 
 
 def has_cards() -> bool:
-    """Ascend cards are here, so binding workers to the cores near them pays; on a CPU it takes cores away."""
+    """Return whether the machine has Ascend devices; workers are bound to the cores near them only in this case."""
     return shutil.which("npu-smi") is not None
 
 
 def count_cards(devices: Path = Path("/dev")) -> int:
-    """Ascend cards that the driver shows; 0 also where it shows them elsewhere."""
+    """Return the number of Ascend devices in `/dev`; 0 also if the driver lists them elsewhere."""
     return len(list(devices.glob("davinci[0-9]*")))
 
 
 _PYTHONS = ((3, 10), (3, 11), (3, 12))
-# Left behind by a launcher, or exported by hand: then no worker of msrun is what it thinks it is.
+# Variables of a worker. If they remain from a launcher or are exported by hand, workers of msrun take a wrong role.
 _WORKER_VARIABLES = ("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
 _PACKAGES = ("numpy", "highspy", "numba", "jinja2", "psutil", "PyYAML", "regex", "tqdm")
 _INTERFACE_VARIABLES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
-    """Versions that do not go together, and what is not there."""
+    """Yield diagnoses of incompatible versions and missing software."""
     software = facts.software
     mindspore, mindformers = software.version("mindspore"), software.version("mindformers")
     if software.python not in _PYTHONS:
@@ -146,7 +147,7 @@ def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
         yield diagnosis("cann-missing", num_cards=software.num_cards, folder=folder or "ASCEND_HOME_PATH")
     if cann and not software.driver:
         yield diagnosis("driver-missing", cann=cann)
-    # The mindswap that workers import is the first on their path: another one than this is a trap.
+    # Workers import the first mindswap on their path, which may be another version than this one.
     copies = software.packages.get("mindswap", ())
     others = ", ".join(
         f"{copy.version} in {copy.folder}" for copy in copies if copy.version != software.mindswap_version
@@ -158,7 +159,7 @@ def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
 
 
 def find_in_environment(facts: MachineFacts) -> Iterator[Diagnosis]:
-    """Variables that change what a training does, without a word in its log."""
+    """Yield diagnoses of environment variables that silently change a training."""
     environ, interfaces = facts.environ, facts.machine.interfaces
     if environ.get("ENABLE_LAZY_INLINE_NO_PIPELINE", "").strip() == "0":
         yield diagnosis("lazy-inline-env")
@@ -169,7 +170,7 @@ def find_in_environment(facts: MachineFacts) -> Iterator[Diagnosis]:
     if level := environ.get("MS_SIMULATION_LEVEL"):
         yield diagnosis("simulation-level", value=level)
     for name in _INTERFACE_VARIABLES:
-        # "=eth0" is exactly this one, "eth" all that begin so, "^eth" none of these.
+        # "=eth0" is this interface, "eth" all with this prefix, "^eth" all without it.
         prefixes = [part.lstrip("=") for part in environ.get(name, "").split(",") if part and not part.startswith("^")]
         is_present = any(interface.startswith(part) for part in prefixes for interface in interfaces)
         if prefixes and interfaces and not is_present:

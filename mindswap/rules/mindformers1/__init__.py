@@ -1,7 +1,7 @@
-"""The checks, by subject; found by listing this folder.
+"""Rules for files of MindFormers 1.9, one module per subject; `find_rules` imports all modules of this package.
 
-A rule is a function with `@rule(level)`: its name with dashes is its id in messages, its docstring (what it finds, a
-PASS and a FAIL example) its page of documentation. It yields findings, prints and raises nothing. Its test goes to
+A rule is a function with `@rule(level)`: its name with dashes is its id in messages, and its docstring (description, a
+PASS and a FAIL example) its documentation. It yields findings, and neither prints nor raises. Its test is in
 `tests/rules/mindformers1/`.
 """
 
@@ -11,5 +11,5 @@ from mindswap.config.findings import Rule, load_rules
 
 
 def find_rules() -> dict[str, Rule[Any]]:
-    """Every rule by its id, in alphabetical order."""
+    """Return all rules by id, in alphabetical order."""
     return load_rules(__name__)

@@ -26,7 +26,7 @@ def _is_sparse(v: Values) -> bool:
 
 
 def _wrong_sparse_sizes(v: Values) -> dict[str, int]:
-    """Return the sizes that sparse attention needs where the file has others."""
+    """Return the required sizes of sparse attention that the file does not have."""
     return {key: size for key, size in SPARSE_SIZES.items() if v(f"model.{key}", size) != size}
 
 

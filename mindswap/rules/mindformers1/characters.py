@@ -1,4 +1,4 @@
-"""Rule for characters that only look like YAML: full-width punctuation, typographic quotes, other spaces."""
+"""Rule for look-alikes of YAML characters: full-width punctuation, typographic quotes, other spaces."""
 
 from collections.abc import Collection, Iterator
 
@@ -9,7 +9,7 @@ from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level
 from mindswap.rules.context import Context
 
-# Sections of which all values are names, numbers and lists.
+# Sections whose values are only names, numbers and lists.
 SECTIONS = ("swap_config", "recompute_config", "mindswap")
 
 
@@ -28,12 +28,12 @@ def wide_character(context: Context) -> Iterator[Finding]:
 
 
 def find_wide_characters(document: Document, sections: Collection[str], level: Level) -> Iterator[Finding]:
-    """Findings about the keys and values of a document.
+    """Yield a finding for each key or value with a look-alike character.
 
     Args:
         document: the configuration.
-        sections: those of which every key and value counts.
-        level: of what is in these sections.
+        sections: sections in which every key and value is reported.
+        level: level of findings in these sections.
     """
     for wide in document.wide:
         is_exclusive = wide.section in sections or (
@@ -51,6 +51,6 @@ def find_wide_characters(document: Document, sections: Collection[str], level: L
 
 
 def _is_syntax(wide: WideCharacter) -> bool:
-    """Return whether the value would be a number, a bool, a list or a quoted text as it is meant."""
+    """Return whether the value with ASCII characters would be a number, a bool, a list or a quoted text."""
     read = parse_document(f"value: {wide.ascii_text}", "")
     return not read.problems and read.value("value") != wide.ascii_text.strip()

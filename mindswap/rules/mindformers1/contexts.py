@@ -14,9 +14,9 @@ from mindswap.rules.refusals import Refusal, Values, find_refusals, is_bool, is_
 JIT, ASCEND, STRATEGIES, FUSION = (
     "context.jit_config", "context.ascend_config", "parallel.strategy_ckpt_config", "parallel.comm_fusion",
 )  # fmt: skip
-# What `set_ascend_config` of mindspore/context.py takes: values, or types.
+# Values or types that `set_ascend_config` of mindspore/context.py accepts.
 ASCEND_VALUES: dict[str, tuple[Any, ...]] = {
-    "precision_mode": (),  # MindFormers hands it to another function
+    "precision_mode": (),  # MindFormers passes it to another function
     "jit_compile": (True, False),
     "atomic_clean_policy": (0, 1),
     "matmul_allow_hf32": (True, False),

@@ -1,6 +1,7 @@
-"""Rules for what recompute and swap of single operators free: gathered weights, communication, views of a tensor."""
+"""Rules for recompute and swap that free no memory: all-gathered weights, communication, views of a tensor."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mindswap.config.findings import Finding, rule
 from mindswap.config.problem import Level, Location
@@ -20,7 +21,7 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
     r"""An entry names only casts of weights that the parallel optimizer gathers, where that frees nothing.
 
     With `enable_parallel_optimizer` and several data parallel ranks an AllGather makes a weight full, and backward
-    reads the full weight. What a policy can do about it depends on the step (docs/rule_effects.md):
+    reads the full weight. The effect of a policy depends on the step (docs/rule_effects.md):
 
     - Several micro-batches or pipeline stages, weights stored in float32: each rank casts its shard before the
       AllGather. The output of the AllGather is never recomputed, and `op_swap` has no name for it: no effect.
@@ -28,7 +29,7 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
       AllGather, each layer keeps its copy, and both swap and recompute of the cast free it. No finding.
     - One stage and one micro-batch, swap on: the cast follows the AllGather. Its swap frees it; recompute keeps the
       weight as it is stored instead, which is not smaller.
-    - With `optimizer_level: level3`, where weights are gathered again in backward, recompute of the cast frees it. No
+    - With `optimizer_level: level3`, where backward gathers weights a second time, recompute of the cast frees it. No
       finding.
 
     PASS (weights in half precision, several micro-batches):
@@ -84,7 +85,14 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
 
 
 def _primitives(cell: CellNode, cells: Sequence[str], type_name: str, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Paths of the primitives of a type that cells of some types have themselves; no types stand for every cell."""
+    """Yield the paths of primitives of one type that are direct children of cells of some types.
+
+    Args:
+        cell: root of the tree.
+        cells: types of the cells; empty for all cells.
+        type_name: type of the primitives.
+        path: path of the root.
+    """
     for child in cell.children:
         if child.is_primitive and child.type_name == type_name and (not cells or cell.type_name in cells):
             yield ".".join((*path, child.name))
@@ -95,8 +103,8 @@ def _primitives(cell: CellNode, cells: Sequence[str], type_name: str, path: tupl
 def optimizer_comm_recompute(context: Context) -> Iterator[Finding]:
     """`parallel_optimizer_comm_recompute: True` has no effect: MindSpore 2.9 only logs that zero3 replaces it.
 
-    With `optimizer_level: level3` (zero3) weights that the parallel optimizer cuts are released after forward and
-    gathered again for backward, in recomputed layers and in all others.
+    With `optimizer_level: level3` (zero3) weights that the parallel optimizer shards are released after forward and
+    all-gathered a second time for backward, in recomputed layers and in all others.
 
     PASS:
         parallel: {parallel_optimizer_config: {optimizer_level: level3}}
@@ -125,9 +133,9 @@ def optimizer_comm_recompute(context: Context) -> Iterator[Finding]:
 def comm_recompute(context: Context) -> Iterator[Finding]:
     r"""`select_comm_recompute` names no operator that gathers: in Llama that is the reshape of a linear layer.
 
-    MindSpore 2.9.0 gathers in place of a reshape there, and asks this reshape alone whether the gather runs again. So
-    say dry runs of sequence parallel: `.*\.norm`, which `True` stands for, changes nothing, with swap on or off
-    (docs/rule_effects.md).
+    MindSpore 2.9.0 replaces this reshape by an AllGather, and recomputes the AllGather only if the reshape is
+    recomputed. In dry runs with sequence parallelism `.*\.norm`, the default of `True`, changes nothing, with swap on
+    or off (docs/rule_effects.md).
 
     PASS:
         swap_config:      {swap: True}
@@ -160,10 +168,10 @@ def comm_recompute(context: Context) -> Iterator[Finding]:
 def kept_by_reshape(context: Context) -> Iterator[Finding]:
     r"""An entry of `select_recompute` names only operators whose output backward keeps as the output of a reshape.
 
-    The linear layers of legacy models reshape what they read and what they make. A reshape copies nothing: its output
-    is the same memory, and backward keeps it. So recompute of the operator before frees nothing, as long as the reshape
-    is not recomputed as well. The default operators of `select_recompute: True`, or of numbers of layers, are of this
-    kind, with swap on and off (docs/rule_effects.md).
+    The linear layers of legacy models reshape their inputs and outputs. A reshape copies nothing: its output is the
+    same memory, and backward keeps it. Therefore recompute of the preceding operator frees nothing unless the reshape
+    is recomputed as well. The default operators of `select_recompute: True`, or of numbers of layers, are of this kind,
+    with swap on and off (docs/rule_effects.md).
 
     PASS:
         model:            {model_config: {type: LlamaConfig, num_layers: 4}, arch: {type: LlamaForCausalLM}}
@@ -176,26 +184,34 @@ def kept_by_reshape(context: Context) -> Iterator[Finding]:
     coverage, applied = context.coverage, context.as_applied()
     if coverage is None or not context.settings.use_legacy:  # newer models recompute their reshapes themselves
         return
-    kept_by_location: dict[
-        Location, tuple[Statement, dict[str, set[str]], set[int]]
-    ] = {}  # default operators have one place
+    entries: dict[Location, _KeptEntry] = {}  # all default operators of an option have the same location
     for statement in applied.settings.of("select_recompute"):
-        _, kept, layers = kept_by_location.setdefault(statement.pattern_location, (statement, {}, set()))
+        entry = entries.setdefault(statement.pattern_location, _KeptEntry(statement))
         for layer_class, indices in coverage.layers_by_class(statement.layers).items():
-            views = set(_primitives(coverage.layer_classes[layer_class], (), "Reshape"))
+            reshapes = set(_primitives(coverage.layer_classes[layer_class], (), "Reshape"))
             named = coverage.operators(statement.pattern, layer_class)
             for layer in indices:
-                views_of_operator = _views_kept(named, coverage.trees.uses, views - applied.recomputed_operators(layer))
-                if views_of_operator.keys() == named:
-                    kept |= views_of_operator
-                    layers.add(layer)
-    for statement, kept, layers in kept_by_location.values():
-        if kept:
-            yield _kept_finding(statement, kept, Layers(layers))
+                kept_reshapes = reshapes - applied.recomputed_operators(layer)
+                kept = _views_kept(named, coverage.trees.uses, kept_reshapes)
+                if kept.keys() == named:
+                    entry.reshapes |= kept
+                    entry.layers.add(layer)
+    for entry in entries.values():
+        if entry.reshapes:
+            yield _kept_finding(entry.statement, entry.reshapes, Layers(entry.layers))
+
+
+@dataclass
+class _KeptEntry:
+    """An entry of `select_recompute` that frees nothing in some layers."""
+
+    statement: Statement
+    reshapes: dict[str, set[str]] = field(default_factory=dict)  # operator -> reshapes that keep its output
+    layers: set[int] = field(default_factory=set)
 
 
 def _views_kept(names: frozenset[str], uses: Mapping[str, Sequence[str]], views: set[str]) -> dict[str, set[str]]:
-    """The operators whose output only reshapes read, with these."""
+    """Map operators whose output is read by reshapes only to these reshapes."""
     return {name: set(uses[name]) for name in names if uses.get(name) and views.issuperset(uses[name])}
 
 

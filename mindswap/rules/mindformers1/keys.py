@@ -1,4 +1,4 @@
-"""Rules for keys and sections: missing, unknown, written twice, of another version."""
+"""Rules for keys and sections: missing, unknown, duplicate, of another version."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,10 +17,10 @@ from mindswap.rules.context import Context
 SECTIONS = ("swap_config", "recompute_config")
 # The sections that mindswap reads.
 READ_SECTIONS = (*SECTIONS, "context", "model", "parallel_config")
-# Texts that mean True where a switch is written as a text.
+# Strings that mean True for a switch.
 ON_WORDS = ("true", "on", "yes", "y", "1")
 EXAMPLES = {"op_name": r"'attention\.flash_attention'", "backward_prefetch": "10", "layers": "True"}
-# By section of MindFormers 2.x the key that switches it on, and its value for "off".
+# Section of MindFormers 2.x -> key that enables it, and the value of that key for "off".
 SWITCHES_OF_2X = {"swap": ("enable", False), "recompute": ("mode", "None"), "recompute_comm": ("enable", False)}
 
 
@@ -33,7 +33,7 @@ def missing_key(context: Context) -> Iterator[Finding]:
     """
     renamed = {id(missing) for missing in _renamed_keys(context.settings).values()}
     for missing in context.settings.parse_issues.missing_keys:
-        if id(missing) not in renamed:  # else it is said with the key that stands in its place
+        if id(missing) not in renamed:  # else `unknown_key` reports it with the misspelled key
             fix = f"add {missing.key}: {EXAMPLES[missing.key]}"
             yield Finding(missing.node.location, f"{missing.path}: '{missing.key}' is missing", fix=fix)
 
@@ -56,7 +56,7 @@ def unknown_key(context: Context) -> Iterator[Finding]:
     yield from (replace(finding, level=level) for finding, level in pasted)
     for unknown in parse_issues.unknown_keys:
         if is_option_key(unknown.entry.key):
-            continue  # an option of Megatron-LM, of which the command is named above
+            continue  # an option of Megatron-LM, reported above
         missing_key = renamed.get(id(unknown))
         # MindFormers refuses unknown keys of the section itself (tools/register/template.py).
         is_refused = unknown.path.count(".") == 1
@@ -91,9 +91,9 @@ def is_misspelled_switch(document: Document, unknown: UnknownKey) -> bool:
 
 
 def _pasted_options(context: Context) -> Iterator[tuple[Finding, Level]]:
-    """Options of Megatron-LM as keys of our sections or of the top level, with the level of each finding.
+    """Yield findings about options of Megatron-LM in sections of mindswap or at the top level, with their levels.
 
-    With swap off those in recompute_config are left to `stage-recompute`.
+    With swap off, `stage-recompute` reports those in recompute_config.
     """
     document, is_on = context.document, context.settings.is_swap_enabled
     for section in ("", *SECTIONS):
@@ -106,14 +106,14 @@ def _pasted_options(context: Context) -> Iterator[tuple[Finding, Level]]:
 
 
 def _enables_anything(section: DocumentNode) -> bool:
-    """True if a section of ours, or one that is meant to be, switches swap or recompute on."""
+    """Return whether a section, perhaps under a misspelled name, enables swap or recompute."""
     if section.entry("swap") is not None:
         return any(entry.key == "swap" and entry.value.value is True for entry in section.entries or ())
     return any(not is_empty(entry.value) for entry in section.entries or ())
 
 
 def _renamed_keys(settings: PolicySettings) -> dict[int, MissingKey]:
-    """Unknown keys of entries (by `id`) that stand where a required one is missing and sound like it."""
+    """Map unknown keys of entries (by `id`) to a missing required key of the same entry with a similar name."""
     missing = {(key.path, key.key): key for key in settings.parse_issues.missing_keys}
     renamed: dict[int, MissingKey] = {}
     for unknown in settings.parse_issues.unknown_keys:
@@ -128,7 +128,7 @@ def _renamed_keys(settings: PolicySettings) -> dict[int, MissingKey]:
 
 
 def _misplaced(context: Context, entry: MappingEntry) -> Iterator[Finding]:
-    """Our sections below another key, and a mapping that has their keys under another name."""
+    """Yield findings about swap_config or recompute_config below another key, or under another name."""
     name = key_text(entry.key)
     for section in SECTIONS:
         below = entry.value.entry(section)

@@ -1,4 +1,4 @@
-"""Rules for lists of layers (none, unknown, repeated, not recomputed), and for counts of layers per stage."""
+"""Rules for lists of layers (empty, out of range, repeated, not recomputed), and for counts of layers per stage."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -45,7 +45,7 @@ def layer_out_of_range(context: Context) -> Iterator[Finding]:
     PASS (num_layers: 4): layers: [0, 3]
     FAIL (num_layers: 4; layers are counted from 0): layers: [1, 4]
 
-    Layers of multi-token prediction have no index of their own: MindFormers 1.9 gives them that of the last layer.
+    Layers of multi-token prediction have no separate index: MindFormers 1.9 uses that of the last layer.
     """
     limit = context.num_layers or MAX_NUM_LAYERS
     source = f" (num_layers: {limit})" if context.num_layers else ""
@@ -68,7 +68,7 @@ def layer_out_of_range(context: Context) -> Iterator[Finding]:
 
 
 def _num_prediction_layers(context: Context) -> int:
-    """Number of layers for multi-token prediction."""
+    """Return the number of layers for multi-token prediction."""
     stated = find_count((context.document.get("model", "model_config", key) for key in MTP_KEYS), 0)
     if stated is not None:
         return stated
@@ -120,9 +120,9 @@ def select_in_recomputed_layer(context: Context) -> Iterator[Finding]:
 def output_recompute(context: Context) -> Iterator[Finding]:
     """output_recompute names layers that are not recomputed whole, or the model does not compile with it.
 
-    `mindswap: {output_recompute: LAYERS}` keeps not even the output of a recomputed layer: backward computes it
-    again for the layer that follows. MindSpore 2.9 compiles that for networks whose layers give one tensor
-    (the legacy models), and stops at the newer models of MindFormers.
+    `mindswap: {output_recompute: LAYERS}` keeps not even the output of a recomputed layer: backward recomputes it for
+    the next layer. MindSpore 2.9 compiles that for networks whose layers have one output tensor (the legacy models),
+    and stops at the newer models of MindFormers.
 
     PASS:
         recompute_config: {recompute: [0, 1, 2, 3]}
@@ -157,7 +157,7 @@ def stage_count_form(context: Context) -> Iterator[Finding]:
 
     With swap off, `recompute: [2, 1]` means 2 layers of stage 0 and 1 of stage 1. With swap on it would mean layers 2
     and 1. Lists that cannot be indices are refused: lists of lists, lists with a bool, one number per stage (of
-    several) of which one is no layer or stands twice, and the number of all layers on one stage. A list that can be
+    several) of which one is no layer or is repeated, and the number of all layers on one stage. A list that can be
     both, one number per stage that is not ascending, such as `recompute: [8, 6, 4, 2]` on 4 stages, is a warning; next
     to a list that can only be counts it is an error, ascending or not. Where every list is ascending and can be both,
     such as `recompute: [8]` on one stage or `[2, 6]` on two, `mindswap check` has a note on how it is read.
@@ -187,7 +187,7 @@ def stage_count_form(context: Context) -> Iterator[Finding]:
 
 
 def note_on_counts(context: Context) -> str | None:
-    """Note on the first list of layer indices where every list could also be one count for each pipeline stage."""
+    """Return a note on the first list of layer indices if every list could also be counts per pipeline stage."""
     lists = list(_lists(context)) if context.settings.is_swap_enabled else []
     if not lists or not all(_can_be_counts(context, node) for _, node in lists):
         return None
@@ -198,7 +198,7 @@ def note_on_counts(context: Context) -> str | None:
 
 
 def _lists(context: Context) -> Iterator[tuple[str, DocumentNode]]:
-    """Every list under a recompute option, with its key path."""
+    """Yield every list of a recompute option, with its key path."""
     for option in ("recompute", *SELECT_OPTIONS):
         node = context.document.get("recompute_config", option)
         path = f"recompute_config.{option}"
@@ -247,16 +247,16 @@ def stage_recompute(context: Context) -> Iterator[Finding | Problem]:
         return
     if context.settings.pipeline.lacks_chunks:
         return  # `pipeline-refused` reports it
-    if context.settings.is_swap_enabled:  # the other rules judge all but the offset
+    if context.settings.is_swap_enabled:  # the other rules check everything except the offset
         problem = find_layout_problem(context.document, context.num_layers)
-        if problem is not None and problem.location.line:  # else no key says how layers are spread
+        if problem is not None and problem.location.line:  # a missing key has no location to report
             yield problem
         return
     expansion = expand_stage_recompute(context.document, context.num_layers)
     yield from expansion.problems
     names = replace(context, settings=replace(context.settings, recompute=expansion.statements))
     yield from bad_regex.find(names)
-    for rule_without_effect in (plain_dot, unmatched_pattern):  # MindFormers takes these, and does nothing
+    for rule_without_effect in (plain_dot, unmatched_pattern):  # MindFormers accepts and ignores these
         for problem in rule_without_effect.check(names):
             yield replace(problem, level=Level.WARNING)
     for statement in expansion.statements:

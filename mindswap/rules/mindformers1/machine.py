@@ -1,4 +1,4 @@
-"""Rules for how and on what a step runs: mode, device, levels of the compiler, memory, environment."""
+"""Rules for execution mode, device, compiler levels, device memory and environment variables."""
 
 import re
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from mindswap.config.step_settings import (
 from mindswap.rules.context import Context
 from mindswap.units import format_bytes, format_count, parse_bytes
 
-# GiB of each unit that people write, where GB is GiB.
+# GB per unit; MindSpore's GB is a GiB.
 _GB_PER_UNIT = {unit: Decimal(1) for unit in ("", "G", "GB")}
 _GB_PER_UNIT |= {unit: Decimal(1) / 1024 for unit in ("M", "MB")} | {unit: Decimal(1024) for unit in ("T", "TB")}
 _MEMORY = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>(?:[GMT]B?)?)", re.ASCII)
@@ -36,7 +36,7 @@ LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"
 
 
 def _find_unsupported_value(context: Context, place: tuple[str, ...], *allowed: str) -> DocumentNode | None:
-    """Node at a place whose value is not what swap in graph mode needs there."""
+    """Return the node at a key path if swap in graph mode does not support its value; None otherwise."""
     node = context.document.get(*place)
     if not context.settings.is_swap_enabled or uses_pynative_mode(context.document) or node is None or node.is_null:
         return None
@@ -137,7 +137,7 @@ def max_device_memory(context: Context) -> Iterator[Finding]:
     try:
         requested_bytes = parse_bytes(budget.value)
     except ValueError:
-        return  # said with the figures of the device
+        return  # reported with the figures of the device
     if requested_bytes > limit.size_bytes:
         allowed = format_bytes(limit.size_bytes)
         message = f"mindswap.memory: {show(budget)} is more than the {allowed} of {PATH} ({limit.location})"
@@ -188,9 +188,9 @@ def _hccl_buffer_bytes(context: Context) -> int:
 
 
 def _suggest_memory(value: object) -> str:
-    """The memory as MindSpore takes it, for a number or another unit; "" where there is no telling.
+    """Return the fix for a size in another unit, in MindSpore's format; "" if the value is not a size.
 
-    A number alone and G are read as GB, which is GiB to MindSpore.
+    A number without a unit and G are read as GB, which is a GiB in MindSpore.
     """
     text = re.sub(r"\s", "", str(value)).upper().replace("IB", "B")
     match = _MEMORY.fullmatch(text) if not isinstance(value, bool) else None

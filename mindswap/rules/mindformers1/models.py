@@ -45,7 +45,7 @@ NESTED = re.compile(r"\((?:[^()\\]|\\.)*(?:[*+]|\{\d+(?:,\d*)?\})(?:[^()\\]|\\.)
 
 
 def _conflicts(v: Values) -> list[Part]:
-    """Return names of TransformerConfig in the model of which the class of the model has another key."""
+    """Return keys of TransformerConfig in the model section for which the class of the model has another key."""
     tables = package_data("check/model_keys.yaml")
     config = v(MODEL_CONFIG)
     if not v.is_newer or not isinstance(config, dict):
@@ -54,7 +54,7 @@ def _conflicts(v: Values) -> list[Part]:
     names = {v("model.model_type"), *(architectures if isinstance(architectures, list) else [architectures])}
     models = [model for model in tables["models"] if names.intersection(model["names"])]
     refused = tables["every"] | {name: key for model in models for name, key in model["with_default"].items()}
-    # Of a class that is not known, only what the file has twice.
+    # For an unknown class, only keys that the file has under both names.
     kinds = ("without_default",) if models else ("without_default", "with_default")
     doubled = {
         n: key for m in models or tables["models"] for kind in kinds for n, key in m[kind].items() if key in config

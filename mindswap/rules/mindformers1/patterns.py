@@ -1,5 +1,6 @@
-"""Rules for patterns of operator names: whether they can be matched, and what they name."""
+"""Rules for patterns of operator names: whether they are valid, and whether they match."""
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -14,12 +15,12 @@ from mindswap.policy.model import Layers
 from mindswap.policy.wording import closest_names, format_layers
 from mindswap.rules.context import Context, StatementIndex, StatementOverlap
 
-# As pages of MindFormers print names, and as its log does.
+# Separator with doubled backslashes, as in pages and logs of MindFormers.
 _DOUBLED = "\\\\."
-# Where the model is not known, a pattern is at least tried on names like those of real models.
+# If the model is not known, patterns are matched with names similar to those of real models.
 _TYPICAL_NAMES = ("attention", "feed_forward", "input_layernorm", "self_attention", "flash_attention", "w1", "mul")
 _TYPICAL_LAYER = CellNode("", "Layer", children=tuple(CellNode(name, "Cell") for name in _TYPICAL_NAMES))
-# Escapes and character classes are skipped as a whole; a dot counts between two names only, so not
+# Tokens of a pattern. Escapes and character classes are single tokens; the group `dot` is a dot between two names, not
 # before a quantifier (`.*`, `.+`, `.?`, `.{2}`) and not at the end of a level (`w.\.matmul`).
 _TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?<=[\w)\]*+?}])(?P<dot>\.)(?=[\w(\[]|\.[*+])", re.DOTALL)
 
@@ -28,7 +29,7 @@ _TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?<=[\w)\]*+?}])(?P<dot>\.
 def bad_regex(context: Context) -> Iterator[Finding]:
     r"""An operator name is not a regular expression, or one that takes too long to match.
 
-    The name is split at `\.`, and each part is a regular expression of its own.
+    The name is split at `\.`, and each part is a separate regular expression.
 
     PASS: op_name: '.*\.flash_attention'
     FAIL (nothing before the star): op_name: '*\.flash_attention'
@@ -85,12 +86,12 @@ def plain_dot(context: Context) -> Iterator[Finding]:
 
 
 def _with_levels(pattern: str) -> str | None:
-    r"""The pattern with `\.` for each plain dot between names; None if it has none."""
+    r"""Return the pattern with `\.` for each plain dot between names; None if it has none."""
     corrected = _TOKENS.sub(lambda token: r"\." if token["dot"] else token[0], pattern)
     return None if corrected == pattern else corrected
 
 
-# Each is compared with every path of a layer, which takes milliseconds; no more problems are shown.
+# Suggestions compare a pattern with every path of a layer, which takes milliseconds, so their number is limited.
 MAX_COMPARED_PATTERNS = 100
 
 
@@ -107,46 +108,62 @@ def unmatched_pattern(context: Context) -> Iterator[Finding]:
     coverage = context.coverage
     if coverage is None:
         return
+    statements = context.settings.statements
     matched_defaults = {
         statement.option
-        for statement in context.settings.statements
+        for statement in statements
         if _is_default(context, statement) and context.matches_anything(statement)
     }
     num_unmatched = 0
-    for statement in context.settings.statements:
+    for statement in statements:
         pattern = statement.pattern
         if pattern is None or WIDE.search(pattern) or not statement.layers or coverage.error(pattern) is not None:
             continue
-        by_kind = coverage.layers_by_class(statement.layers)
-        missing = Layers(i for kind, layers in by_kind.items() if not coverage.matches(pattern, kind) for i in layers)
+        missing = _layers_without_match(pattern, statement.layers, coverage)
         if not missing:
             continue
         if context.matches_anything(statement):
-            if statement.layers.indices is not None and not statement.is_default:
-                layers = format_layers(missing)
-                message = f"{statement.pattern_path}: '{pattern}' matches no operator in {layers}"
-                fix = f"take {layers} out of the list"
-                yield Finding(statement.pattern_location, message, fix=fix, level=Level.WARNING)
+            yield from _partly_unmatched(statement, missing)
         elif coverage.matches_mtp_layer(pattern):
-            # Something of the layer of multi-token prediction, under another number.
-            last = coverage.num_layers - 1
-            if last not in statement.layers.resolve(coverage.num_layers):
-                message = (
-                    f"{statement.pattern_path}: '{pattern}' matches no operator in {format_layers(statement.layers)}, "
-                    f"only in the layer of multi-token prediction, which has the number of the last layer, {last}"
-                )
-                yield Finding(statement.pattern_location, message, f"layer {last}", f"name layer {last}")
+            yield from _matched_in_mtp_layer(statement, coverage)
         elif _is_default(context, statement):
             if statement.option not in matched_defaults and statement.is_default:
                 yield _no_default(statement, coverage)
-        elif _with_levels(pattern) is None:  # else the plain dot is the reason, and has its own problem
+        elif _with_levels(pattern) is None:  # else `plain_dot` reports the pattern
             num_unmatched += 1
             near = _near_paths(pattern, coverage) if num_unmatched <= MAX_COMPARED_PATTERNS else []
             yield _unmatched(statement, pattern, coverage, near)
 
 
+def _layers_without_match(pattern: str, layers: Layers, coverage: Coverage) -> Layers:
+    """Return the layers in which a pattern matches nothing."""
+    by_class = coverage.layers_by_class(layers)
+    unmatched = (indices for layer_class, indices in by_class.items() if not coverage.matches(pattern, layer_class))
+    return Layers(itertools.chain.from_iterable(unmatched))
+
+
+def _partly_unmatched(statement: Statement, missing: Layers) -> Iterator[Finding]:
+    """Yield a finding about listed layers in which a pattern matches nothing."""
+    if statement.layers.indices is not None and not statement.is_default:
+        layers = format_layers(missing)
+        message = f"{statement.pattern_path}: '{statement.pattern}' matches no operator in {layers}"
+        yield Finding(statement.pattern_location, message, fix=f"take {layers} out of the list", level=Level.WARNING)
+
+
+def _matched_in_mtp_layer(statement: Statement, coverage: Coverage) -> Iterator[Finding]:
+    """Yield a finding about a pattern that matches only in the layer of multi-token prediction, under another index."""
+    last = coverage.num_layers - 1
+    if last not in statement.layers.resolve(coverage.num_layers):
+        message = (
+            f"{statement.pattern_path}: '{statement.pattern}' matches no operator in "
+            f"{format_layers(statement.layers)}, only in the layer of multi-token prediction, which has the number of "
+            f"the last layer, {last}"
+        )
+        yield Finding(statement.pattern_location, message, f"layer {last}", f"name layer {last}")
+
+
 def _is_default(context: Context, statement: Statement) -> bool:
-    """True for a default pattern, also where it is written out (as `Policy.to_config` does)."""
+    """Return whether a pattern is a default one, even if it is written out (as by `Policy.to_config`)."""
     if statement.is_default or statement.option not in SELECT_OPTIONS:
         return statement.is_default
     return statement.pattern in default_operators(statement.option, context.settings.use_legacy)
@@ -175,7 +192,7 @@ def _no_default(statement: Statement, coverage: Coverage) -> Finding:
 
 
 def _near_paths(pattern: str, coverage: Coverage) -> list[str]:
-    """Three paths that a pattern may be meant for: those that end with it first, then those most like it."""
+    """Return up to three similar paths: those that end with the pattern first, then by similarity."""
     parts = split_pattern(pattern)
     ends = [path for path in coverage.paths if tuple(split_pattern(path))[-len(parts) :] == parts]
     others = [path for path in coverage.paths if path not in ends]

@@ -41,7 +41,7 @@ def _counts_stages_only(v: Values) -> bool:
 
 
 def _counts_layers(v: Values) -> bool:
-    """Return whether the class of the model holds its layers against the stages (`check_pipeline_stage`)."""
+    """Return whether the class of the model compares its layers with the stages (`check_pipeline_stage`)."""
     words = f"{v('model.architectures')} {v('model.model_type')}".lower()
     return v.is_newer and v.is_split and ("deepseek" in words or "telechat" in words)
 

@@ -34,7 +34,7 @@ THREE_D = "model.use_3d_tensor_parallel"
 
 
 def _heads(v: Values) -> Any:
-    """Return the attention heads that check_rules.py holds against context and tensor parallel ranks."""
+    """Return the attention heads that check_rules.py compares with context and tensor parallel ranks."""
     keys = ("n_kv_heads", "multi_query_group_num", "num_heads", "num_attention_heads")
     return next(filter(None, (v(f"model.{key}") for key in keys)), None)
 
@@ -45,7 +45,7 @@ def _num_experts(v: Values) -> int:
 
 
 def _other_mode(v: Values) -> bool:
-    """Return whether the mode in the file is none; a run has MindSpore's names already, which have no place."""
+    """Return whether the mode in the file is invalid; MindSpore's names, which a run has, have no location."""
     _, node = v.find(MODE)
     return node is not None and bool(node.location.line) and node.value not in PARALLEL_MODES
 
@@ -55,19 +55,19 @@ def _is_3d(v: Values) -> bool:
 
 
 def _cuts_legacy(v: Values) -> bool:
-    """Return whether tensor parallelism cuts the layers of a legacy model along one axis."""
+    """Return whether tensor parallelism shards the layers of a legacy model along one axis."""
     return v.document.is_legacy and v.is_split and not _is_3d(v)
 
 
 def _cuts_no_states(v: Values) -> bool:
-    """Return whether the parallel optimizer is on for an optimizer that has none in data parallel mode."""
+    """Return whether the parallel optimizer is on for an optimizer that does not support it in data parallel mode."""
     handles_states = v("optimizer.type", "AdamW") in ("Lamb", "AdamWeightDecay", "AdaFactor")
     is_data_parallel = v(MODE) in DATA_MODES
     return bool(v("parallel.enable_parallel_optimizer")) and not (handles_states and is_data_parallel)
 
 
 def _strategy_is_another(v: Values) -> bool:
-    """Return whether the dataset is cut otherwise than over data parallel ranks."""
+    """Return whether the dataset strategy does not shard over the data parallel ranks."""
     strategy = v(STRATEGY)
     return v.is_split and isinstance(strategy, list) and v("parallel.full_batch") is False and strategy[0][0] != v.data
 

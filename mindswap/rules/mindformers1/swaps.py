@@ -1,4 +1,4 @@
-"""Rules for what swap entries say together, and beside recompute."""
+"""Rules for swap entries that have no effect, overlap, or conflict with recompute."""
 
 from collections.abc import Iterator
 
@@ -12,10 +12,10 @@ from mindswap.policy.wording import format_layers, format_names
 from mindswap.rules.context import Context, FirstOfLayer, StatementIndex, StatementOverlap, shared_layers
 from mindswap.rules.mindformers1.values import FIND_DISTANCE
 
-# Operators of forward and backward of a compiled layer per operator of its tree, at most: 2.6 for Llama, 2.9 for
+# Upper limit of compiled operators, forward and backward, per operator of the cell tree: 2.6 for Llama, 2.9 for
 # DeepSeek-V3 (configs/, MindSpore 2.9.0).
 COMPILED_PER_OPERATOR = 3
-# For a model that is not known.
+# Upper limit of operators per layer if the model is not known.
 MAX_LAYER_OPERATORS = 1000
 
 
@@ -23,8 +23,8 @@ MAX_LAYER_OPERATORS = 1000
 def nothing_swapped(context: Context) -> Iterator[Finding]:
     """Swap is on, but layer_swap and op_swap are empty, so nothing is swapped.
 
-    The default strategy acts only where both are null or missing. With recompute in layer indices, `op_swap: []`
-    is the way to have that and no swap, and nothing is said.
+    The default strategy applies only if both are null or missing. Recompute in layer indices without swap is written
+    with `op_swap: []`, so then there is no finding.
 
     PASS (the default strategy): swap_config: {swap: True}
     FAIL: swap_config: {swap: True, op_swap: []}
@@ -45,7 +45,7 @@ def nothing_swapped(context: Context) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def conflicting_prefetch(context: Context) -> Iterator[Finding]:
-    """Two entries give the same layer, or the same operator of a layer, different prefetch distances.
+    """Two entries set different prefetch distances for the same layer, or for the same operator of a layer.
 
     PASS:
         op_swap:
@@ -76,9 +76,9 @@ def conflicting_prefetch(context: Context) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def far_prefetch(context: Context) -> Iterator[Finding]:
-    """A prefetch distance is larger than forward and backward have operators, so the swap frees no memory.
+    """A prefetch distance is larger than the number of operators of forward and backward, so swap frees no memory.
 
-    The distance is also the number of operators after which forward frees the memory, so nothing leaves the device.
+    The distance is also the number of operators after which forward frees the memory, so nothing is offloaded.
 
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
     FAIL (a layer has less than 1000 operators): layer_swap: [{backward_prefetch: 100000, layers: [0]}]
@@ -104,7 +104,7 @@ def far_prefetch(context: Context) -> Iterator[Finding]:
 
 
 def _num_layer_operators(context: Context) -> int:
-    """Operators in forward of the largest layer; where the model is not known, more than any layer has."""
+    """Return the number of forward operators of the largest layer; an upper limit if the model is not known."""
     if context.coverage is None:
         return MAX_LAYER_OPERATORS
     layer_classes = range(len(context.coverage.layer_classes))
@@ -116,10 +116,10 @@ def _num_layer_operators(context: Context) -> int:
 
 @rule(Level.WARNING)
 def overlap(context: Context) -> Iterator[Finding]:
-    r"""Two entries swap the same operator; the message says which one acts.
+    r"""Two entries swap the same operator; the message names the one that applies.
 
     op_swap overrides layer_swap. In op_swap, a later pattern overrides an earlier
-    one. A pattern that names a cell concerns every operator in it.
+    one. A pattern that matches a cell applies to every operator in it.
 
     PASS:
         op_swap:
@@ -148,7 +148,7 @@ def overlap(context: Context) -> Iterator[Finding]:
 
 
 def overlap_finding(weaker: Statement, stronger: Statement, overlap: StatementOverlap) -> Finding:
-    """Finding for two entries that swap the same operators."""
+    """Return a finding for two entries that swap the same operators; `stronger` applies."""
     operators = f" ({format_names(overlap.operators)})" if overlap.operators else ""
     if weaker.num_prefetch_ops == stronger.num_prefetch_ops:
         outcome, fix = "with the same distance", "leave it out, the other entry covers it"
@@ -167,8 +167,8 @@ def overlap_finding(weaker: Statement, stronger: Statement, overlap: StatementOv
 def recompute_wins(context: Context) -> Iterator[Finding]:
     r"""A swapped operator, or every operator of a swapped cell, is recomputed: its swap has no effect.
 
-    Also found where several entries recompute the cell together. Operators that an exclude option takes out of
-    recomputation do not count. Recompute of a part of a swapped cell is no finding: the rest of the cell is swapped.
+    Also if several entries together recompute the cell. Operators that an exclude option excludes from recomputation do
+    not count. Recompute of a part of a swapped cell is no finding: the rest of the cell is swapped.
 
     PASS (the rest of attention is swapped):
         swap_config:      {swap: True, op_swap: [{op_name: attention, backward_prefetch: 10, layers: [0]}]}
@@ -211,18 +211,18 @@ def recompute_wins(context: Context) -> Iterator[Finding]:
 
 
 def _names_part(winner: Statement, swap: Statement) -> bool:
-    """Return whether a recompute pattern names less than a cell or layer that is swapped, by its levels alone."""
+    """Return whether a recompute pattern matches only a part of a swapped cell or layer, judged by its levels."""
     if winner.pattern is None:
         return False
     return swap.pattern is None or len(split_pattern(winner.pattern)) > len(split_pattern(swap.pattern))
 
 
 def _recomputed_swaps(context: Context, coverage: Coverage, swap: Statement) -> dict[int, frozenset[str]]:
-    """Operators of the cells and operators named by a swap entry of which recompute leaves nothing, by layer."""
+    """Return, by layer, the operators in matches of a swap entry that are completely recomputed."""
     ineffective: dict[int, frozenset[str]] = {}
     operators_of_key: dict[
         tuple[int, frozenset[str]], frozenset[str]
-    ] = {}  # layers of one kind are mostly recomputed alike
+    ] = {}  # most layers of a class have the same recompute
     for layer_class, layers in coverage.layers_by_class(swap.layers).items():
         parts = coverage.operators_by_match(swap.pattern, layer_class)
         for layer in layers:

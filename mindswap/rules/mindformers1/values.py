@@ -1,4 +1,4 @@
-"""Rules for values that their places do not take, and defaults without effect."""
+"""Rules for invalid values, and for settings without effect."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from mindswap.policy.wording import last_key
 from mindswap.rules.context import Context
 from mindswap.rules.mindformers1.keys import is_misspelled_switch
 
-# Advice where the distance that was meant is not known.
+# Fix for a distance if no value can be suggested.
 FIND_DISTANCE = "a number of operators, such as 10; mindswap plan finds the best one"
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE]\+?\d)?", re.ASCII)
 _INDEX = re.compile(r"\d{1,6}(?:-\d{1,6})?", re.ASCII)
@@ -37,7 +37,7 @@ def swap_not_bool(context: Context) -> Iterator[Finding]:
 def bad_prefetch(context: Context) -> Iterator[Finding]:
     """A prefetch distance is not a positive integer.
 
-    `backward_prefetch` and `default_prefetch` count operators, so 1 is the least; `True` is not an integer.
+    `backward_prefetch` and `default_prefetch` count operators, so the minimum is 1; `True` is not an integer.
 
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
     FAIL: layer_swap: [{backward_prefetch: 0, layers: [0]}]
@@ -51,7 +51,7 @@ def bad_prefetch(context: Context) -> Iterator[Finding]:
 
 
 def _suggest_distance(value: object) -> int | None:
-    """The number that was probably meant; None where there is no telling."""
+    """Return the probably intended number; None if it cannot be guessed."""
     if isinstance(value, str) and len(value) < 10 and _NUMBER.fullmatch(value.strip()):
         value = float(value)  # 1e2 is a string in YAML 1.1
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < 2**31:
@@ -72,14 +72,14 @@ def unused_default_prefetch(context: Context) -> Iterator[Finding]:
     if node is None or node.is_null or not settings.is_swap_enabled or is_used:
         return
     if not node.location.line and node.value == PREFETCH_DEFAULT:
-        return  # MindFormers itself puts the default there
+        return  # the default, which MindFormers adds itself
     message = "swap_config.default_prefetch: has no effect next to layer_swap or op_swap"
     yield Finding(node.location, message, fix="delete it; backward_prefetch of each entry counts")
 
 
 @rule(Level.WARNING)
 def swap_off(context: Context) -> Iterator[Finding]:
-    """swap_config says more than `swap: False`, and none of it has an effect.
+    """swap_config has settings besides `swap: False`, none of which has an effect.
 
     One warning at most, and never an error: with swap off nothing in swap_config may stop a run.
 
@@ -109,9 +109,9 @@ def _is_without_effect(key: object, node: DocumentNode) -> bool:
 
 @rule(Level.ERROR)
 def number_of_layers(context: Context) -> Iterator[Finding]:
-    """`model.model_config.num_layers` is written, and is not a number of layers.
+    """`model.model_config.num_layers` is set, but is not a number of layers.
 
-    MindFormers stops at it, or at what follows from it, and without it layers and operator names cannot be checked.
+    MindFormers refuses it, or fails later because of it, and layers and operator names cannot be checked without it.
 
     PASS: model: {model_config: {num_layers: 32}}
     FAIL: model: {model_config: {num_layers: "32"}}
@@ -131,7 +131,7 @@ def number_of_layers(context: Context) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def wrong_type(context: Context) -> Iterator[Finding]:
-    """A value has a type that its place does not take.
+    """A value has a type that its key does not accept.
 
     Integers must be integers: `1.0` and `'1'` are not, and neither is `True`.
 
@@ -139,7 +139,7 @@ def wrong_type(context: Context) -> Iterator[Finding]:
     FAIL (`3.0` is a float): layer_swap: [{backward_prefetch: 20, layers: [0, 3.0]}]
     """
     for invalid in context.settings.parse_issues.simple_invalid_values:
-        if invalid.expect is not Expect.PREFETCH and invalid.path != "swap_config.swap":  # they have rules of their own
+        if invalid.expect is not Expect.PREFETCH and invalid.path != "swap_config.swap":  # other rules report those
             fix = _right_type(invalid, context.num_layers)
             yield Finding(invalid.node.location, invalid.message, invalid.expect.value, fix)
 
@@ -170,7 +170,7 @@ def _right_type(invalid: InvalidValue, num_layers: int | None) -> str:
 
 
 def _suggest_list(key: str, number: int, expect: Expect, num_layers: int | None) -> str:
-    """One number in place of a list: an index, and for recompute, which MindFormers also counts, that many layers."""
+    """Suggest a list in place of a number: the index, and for recompute also that many layers, as with swap off."""
     limit = num_layers or MAX_NUM_LAYERS
     index = f"{key}: [{number}]" if 0 <= number < limit else ""
     if expect is Expect.LAYERS or not 1 <= number <= limit:
@@ -180,9 +180,10 @@ def _suggest_list(key: str, number: int, expect: Expect, num_layers: int | None)
 
 
 def _suggest_layers(text: str, num_layers: int | None) -> str:
-    """A layer of a number, from the last one if it is negative, or the layers between two numbers, in quotes.
+    """Suggest a layer index (negative numbers count from the last layer), or a range in quotes, for a text.
 
-    "" if it has no number; words if there is no such layer.
+    Returns:
+        The index or range; advice in words if there is no such layer; "" for a text without a number.
     """
     match = _LAYERS.fullmatch(text)
     if match is None:
@@ -199,7 +200,7 @@ def _suggest_layers(text: str, num_layers: int | None) -> str:
 
 
 def _integer_text(value: object) -> str:
-    """The integer that a float or string means; "" if it means none."""
+    """Return the integer that a float or string represents, as text; "" if it does not represent one."""
     if isinstance(value, str) and len(value) < 10 and value.strip().isdecimal():
         return str(int(value))
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e9:

@@ -1,7 +1,7 @@
-"""The checks of 2.x files, by subject, as in `mindswap/rules/mindformers1/`; ids begin with `pynative-`.
+"""Rules for files of MindFormers 2.x, one module per subject, as in `mindformers1/`; ids start with `pynative-`.
 
-Levels: an error is what upstream refuses, and what is written and has no effect at all; what acts in another way than
-it reads is a warning.
+Levels: settings that MindFormers refuses, or that have no effect at all, are errors; settings with another effect than
+expected are warnings.
 """
 
 from typing import Any
@@ -10,5 +10,5 @@ from mindswap.config.findings import Rule, load_rules
 
 
 def find_rules_2x() -> dict[str, Rule[Any]]:
-    """Every rule by its id, in alphabetical order."""
+    """Return all rules by id, in alphabetical order."""
     return load_rules(__name__)

@@ -1,4 +1,4 @@
-"""Rules for keys and sections of 2.x files: missing, unknown, written twice, of another version, without effect."""
+"""Rules for keys and sections of 2.x files: missing, unknown, duplicate, of another version, without effect."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,7 +10,7 @@ from mindswap.policy.formats.mindformers2.tables import find_mixed_sections
 from mindswap.policy.wording import closest_names
 from mindswap.rules.context import Context2x, rule
 
-# What each section says besides its switch; `exclude_op` has a rule of its own.
+# Keys of each section other than its switch, without `exclude_op`, which a separate rule checks.
 MEANING = {
     "swap": ("layer_swap", "op_swap"),
     "recompute": ("full_recompute_layer", "select_module"),
@@ -60,7 +60,7 @@ def unknown_key(context: Context2x) -> Iterator[Finding]:
     """A key in `swap`, `recompute` or `recompute_comm` that upstream does not know, or a section under another name.
 
     Upstream refuses the first. The second silently has no effect, since any section is allowed at the top
-    level. It is known by its name or by its keys; below another key, by its keys.
+    level. It is recognized by its name or by its keys; below another key, by its keys.
 
     PASS: swap: {enable: True, default_prefetch: 1}
     FAIL: swap: {enable: True, default_prefech: 1}
@@ -91,7 +91,7 @@ def unknown_key(context: Context2x) -> Iterator[Finding]:
 
 
 def _alike(entry: MappingEntry, sections: Iterable[str]) -> list[str]:
-    """Sections that have keys of a mapping which no other part of a file has, those with most keys first."""
+    """Return the sections that share characteristic keys with a mapping, those with most shared keys first."""
     num_shared_keys = {
         section: sum(entry.value.entry(key) is not None for key in SECTION_KEYS[section])
         for section in sections
@@ -127,7 +127,7 @@ def duplicate_key(context: Context2x) -> Iterator[Finding]:
     FAIL: swap: {enable: True, enable: False}
     """
     for duplicate in context.document.duplicates:
-        # An error in what mindswap reads.
+        # An error in sections that mindswap reads.
         level = None if duplicate.section in (*SECTION_KEYS, "model", "parallelism") else Level.WARNING
         yield Finding(duplicate.location, duplicate.message, "each key once", "delete one of them", level)
 
@@ -150,7 +150,7 @@ def section_of_graph_mode(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def section_off(context: Context2x) -> Iterator[Finding]:
-    """A section says something that has no effect, since it is switched off. Upstream looks only at names of keys then.
+    """A section has settings without effect, because it is switched off. Upstream then checks only its keys.
 
     PASS: swap: {enable: False}
     FAIL: swap: {enable: False, layer_swap: [{layers: [0]}]}
@@ -170,7 +170,7 @@ def section_off(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def exclude_without_recompute(context: Context2x) -> Iterator[Finding]:
-    """`exclude_op` has no effect, since `mode` is None. Upstream says so only where `recompute_comm` is enabled.
+    """`exclude_op` has no effect, because `mode` is None. Upstream warns only if `recompute_comm` is enabled.
 
     PASS: recompute: {mode: full, full_recompute_layer: [0], exclude_op: {mlp: [0]}}
     FAIL: recompute: {mode: None, exclude_op: {mlp: [0]}}
@@ -183,7 +183,7 @@ def exclude_without_recompute(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def select_with_full(context: Context2x) -> Iterator[Finding]:
-    """`select_module` has no effect with `mode: full`; not even its layers are looked at.
+    """`select_module` has no effect with `mode: full`; not even its layers are checked.
 
     PASS: recompute: {mode: select, full_recompute_layer: [0], select_module: {mlp: [1]}}
     FAIL: recompute: {mode: full, full_recompute_layer: [0], select_module: {mlp: [1]}}

@@ -1,4 +1,4 @@
-"""Rules for lists of layers in 2.x files, and for entries that others make void."""
+"""Rules for lists of layers in 2.x files, and for entries that other entries override."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,12 +11,12 @@ from mindswap.rules.context import Context2x, rule
 
 @rule(Level.WARNING)
 def no_layers(context: Context2x) -> Iterator[Finding]:
-    """A list of layers is empty, so its entry means nothing. Upstream accepts it silently.
+    """A list of layers is empty, so its entry has no effect. Upstream accepts it silently.
 
     PASS: op_swap: [{op_name: mlp, layers: [0]}]
     FAIL: op_swap: [{op_name: mlp, layers: []}]
     """
-    # Lists that could not be read, or some of whose elements could not, have problems of their own.
+    # Other rules report lists or elements that could not be parsed.
     wrong = {
         m.path.rpartition("[")[0] for m in context.settings.parse_issues.invalid_values if m.expect is Expect2x.LAYER
     }
@@ -46,7 +46,7 @@ def layer_order(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def layer_out_of_range(context: Context2x) -> Iterator[Finding]:
-    """There is no such layer. Layers for multi-token prediction count behind the others.
+    """There is no such layer. The indices of layers for multi-token prediction follow those of the others.
 
     PASS (num_hidden_layers: 4): layers: ['0-2']
     FAIL (num_hidden_layers: 4; layers are counted from 0): layers: [4]
@@ -89,9 +89,9 @@ def unchecked_select(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def last_layers(context: Context2x) -> Iterator[Finding]:
-    """A layer is swapped that has no layer `default_prefetch` places behind it: the last ones cannot be swapped.
+    """A layer is swapped that has no layer `default_prefetch` positions later: the last layers cannot be swapped.
 
-    The copies back start when backward of that later layer begins. So the largest layer is L - 1 - default_prefetch,
+    The prefetch starts when backward of that later layer begins. So the largest layer is L - 1 - default_prefetch,
     where L counts the layers with those for multi-token prediction.
 
     PASS (num_hidden_layers: 4): swap: {enable: True, default_prefetch: 1, layer_swap: [{layers: ['0-2']}]}
@@ -154,12 +154,12 @@ def _one_entry(context: Context2x, entries: Iterable[Target]) -> str:
 def shared_inputs(context: Context2x) -> Iterator[Finding]:
     """MindFormers 2.0.0 is installed, and a swapped cell reads the rotary cos and sin: the other layers lose them.
 
-    2.0.0 moves all that a swapped layer saves for backward, also what other layers read; it keeps only attention masks.
-    2.1.0 keeps every input of the model's block on the device (MindFormers of 2026-07-18 and later, !8560;
-    hyper-parallel issue 664).
+    2.0.0 offloads all tensors that a swapped layer saves for backward, even if other layers read them; it keeps only
+    attention masks. 2.1.0 keeps every input of the model's block on the device (MindFormers of 2026-07-18 and later,
+    !8560; hyper-parallel issue 664).
 
     No release has the other known fault of swap, a loss of NaN: 2.0.0 has its correction (!8443). Builds of the source
-    from 2026-04-29 to 2026-06-22 have it; they call themselves 1.9.0.
+    from 2026-04-29 to 2026-06-22 have it; their version is 1.9.0.
 
     PASS (mindformers 2.1.0): swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
     FAIL (mindformers 2.0.0): swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
@@ -190,7 +190,7 @@ def nothing_swapped(context: Context2x) -> Iterator[Finding]:
     if named and (context.num_layers is None or context.effect.swaps_anything):
         return
     if any(spec.last >= (context.num_layers or spec.last + 1) for target in named for spec in target.specs):
-        return  # the layers are wrong, which is said elsewhere
+        return  # the layers are wrong, which another rule reports
     message = "swap.enable: True, but no cell of any layer is swapped"
     allowed = "layer_swap: [{layers: [...]}] or op_swap: [{op_name: ..., layers: [...]}]"
     fix = "name layers, or write 'enable: False'"

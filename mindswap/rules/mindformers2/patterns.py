@@ -1,4 +1,4 @@
-"""Rules for patterns in 2.x files: whether they can be matched, what they name, and what comes of that."""
+"""Rules for patterns in 2.x files: whether they are valid, whether they match, and whether they have an effect."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from mindswap.policy.formats.mindformers2.tables import match_paths
 from mindswap.policy.wording import closest_names, format_names, name_indices
 from mindswap.rules.context import Context2x, rule
 
-# Where the model is not known, a pattern is at least tried on paths like those of real models.
+# If the model is not known, patterns are matched with paths similar to those of real models.
 TYPICAL_PATHS = ("mlp", "self_attention.core_attention", "mlp.linear_fc1.matmul", "pre_mlp_layernorm")
-# A dot that is any character, repeated: what can swallow a level.
+# A repeated dot, which can match across levels.
 CROSSING = re.compile(r"(?<!\\)\.[*+{]")
 SWAPPED_INPUT = "leave it, if that is meant; else take the layers out of one of the two"
 
@@ -47,10 +47,10 @@ def _error(target: Target, paths: tuple[str, ...]) -> PatternError | None:
 
 @rule(Level.WARNING)
 def crossing_pattern(context: Context2x) -> Iterator[Finding]:
-    r"""A pattern matches more than one reads in it: `.*` crosses levels, and a plain `.` is any character.
+    r"""A pattern may match more than intended: `.*` crosses levels, and a plain `.` is any character.
 
-    In MindFormers 1.9 each part matched one level. The message lists what is matched, methods of cells as well. What
-    stands below another match of the same section is left out there.
+    In MindFormers 1.9 each part matched one level. The message lists the matches, including methods of cells, without
+    those below another match of the same section.
 
     PASS: op_swap: [{op_name: 'mlp\.linear_fc1', layers: [0]}]
 
@@ -75,9 +75,9 @@ def crossing_pattern(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def unmatched_pattern(context: Context2x) -> Iterator[Finding]:
-    r"""A pattern names nothing in its layers. Upstream only warns; in part of the layers it says nothing at all.
+    r"""A pattern matches nothing in its layers. Upstream only warns, and not if it matches in some of the layers.
 
-    Looked up where the model is in a table of mindswap. The pattern must match the whole dotted path.
+    Checked if a table of mindswap has the model. The pattern must match the full dotted path.
 
     PASS: op_swap: [{op_name: 'self_attention\.core_attention', layers: [0]}]
     FAIL (the cell of MindFormers 2.x is `self_attention`): op_swap: [{op_name: attention, layers: [0]}]
@@ -102,7 +102,7 @@ def unmatched_pattern(context: Context2x) -> Iterator[Finding]:
 
 
 def _near(pattern: str, order: Sequence[str]) -> list[str]:
-    """Patterns of up to three paths that may be meant: of another version, with the same end, alike."""
+    """Return patterns of up to three similar paths: renamed from 1.9, with the same last part, then by similarity."""
     plain = pattern.replace("\\", "")
     renamed = to_2x_path(plain)
     same_end = [path for path in order if path.rpartition(".")[2] == plain.rpartition(".")[2]]
@@ -116,7 +116,7 @@ def _near(pattern: str, order: Sequence[str]) -> list[str]:
 
 @rule(Level.WARNING)
 def covered(context: Context2x) -> Iterator[Finding]:
-    """A pattern has no effect, since others cover it: its layers are taken whole, or its cells are inside named cells.
+    """A pattern has no effect, because other entries cover its layers, or its cells are inside other matched cells.
 
     PASS: swap: {enable: True, layer_swap: [{layers: [0]}], op_swap: [{op_name: mlp, layers: [1]}]}
 
@@ -129,7 +129,7 @@ def covered(context: Context2x) -> Iterator[Finding]:
         "select_module": (settings.full_layers, "full_recompute_layer"),
         "comm": (settings.full_layers, "recompute.full_recompute_layer"),
     }
-    # Of equal patterns only the last counts; `repeated_op_name` and `duplicate_key` tell of the others.
+    # Of equal patterns only the last applies; `repeated_op_name` and `duplicate_key` report the others.
     last = {(target.option, target.pattern): target for target in settings.targets}
     for target in settings.targets:
         if target.pattern is not None and last[target.option, target.pattern] is not target:
@@ -157,7 +157,7 @@ def covered(context: Context2x) -> Iterator[Finding]:
 
 
 def _named(context: Context2x, target: Target) -> Iterator[tuple[int, LayerOutcome, tuple[str, ...]]]:
-    """The layers of a target that the model has, what happens to each, and what the target names there."""
+    """Yield index, outcome and matched paths of each layer of a target that the model has."""
     for layer, paths in context.effect.matches(target).items():
         if layer < len(context.effect.layers):
             yield layer, context.effect.layers[layer], paths
@@ -165,7 +165,7 @@ def _named(context: Context2x, target: Target) -> Iterator[tuple[int, LayerOutco
 
 @rule(Level.ERROR)
 def comm_cell(context: Context2x) -> Iterator[Finding]:
-    r"""`recompute_comm` names a cell; it takes operators only, and says so in one line at level INFO.
+    r"""`recompute_comm` names a cell; it accepts operators only, and logs one line at level INFO.
 
     PASS: recompute_comm: {enable: True, select_module: {'self_attention\.cat': [0]}}
     FAIL: recompute_comm: {enable: True, select_module: {mlp: [0]}}
@@ -180,10 +180,10 @@ def comm_cell(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def swap_of_recomputed(context: Context2x) -> Iterator[Finding]:
-    """A layer or cell is recomputed and swapped: then only its input is moved, since nothing else is saved.
+    """A layer or cell is recomputed and swapped: then only its input is offloaded, because nothing else is saved.
 
-    MindFormers 2.1.0 accepts it, though its documentation promises an error. It is useful where the inputs of
-    recomputed layers are what fills the memory.
+    MindFormers 2.1.0 accepts it, although its documentation announces an error. It is useful if the inputs of
+    recomputed layers fill the memory.
 
     PASS:
         recompute: {mode: full, full_recompute_layer: [0]}
@@ -215,9 +215,9 @@ def swap_of_recomputed(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def swap_below_recompute(context: Context2x) -> Iterator[Finding]:
-    """`op_swap` names a cell in a layer that is recomputed as a whole, or below a recomputed cell: nothing is swapped.
+    """`op_swap` names a cell in a fully recomputed layer, or below a recomputed cell: nothing is swapped.
 
-    Upstream lists it in its "Swap Configuration Map", makes no wrapper and says nothing.
+    Upstream lists it in its "Swap Configuration Map", but wraps nothing and does not warn.
 
     PASS:
         recompute: {mode: full, full_recompute_layer: [0]}
@@ -241,7 +241,7 @@ def swap_below_recompute(context: Context2x) -> Iterator[Finding]:
 
 
 def _in_words(layer_paths: Sequence[tuple[int, str]]) -> tuple[str, str]:
-    """Names and layers of (layer, path)."""
+    """Format the names and the layers of (layer, path) pairs."""
     return format_names(dict.fromkeys(path for _, path in layer_paths)), name_indices(
         "layer", (layer for layer, _ in layer_paths)
     )

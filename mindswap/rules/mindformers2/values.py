@@ -1,4 +1,4 @@
-"""Rules for values that their places do not take in 2.x files, or that a machine does not."""
+"""Rules for invalid values in 2.x files, and for values that the machine does not support."""
 
 import re
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from mindswap.rules.mindformers1.characters import find_wide_characters
 
 RANGE = re.compile(r"\s*(\d{1,6})\s*(?:-|~|:|to|\.\.+)\s*(\d{1,6})\s*", re.ASCII)
 SUGGESTED_MODES = {"none": "None", "false": "None", "off": "None", "true": "full", "all": "full"}
-# Layers; a larger distance is probably meant to count operators.
+# In layers; a larger distance was probably meant to count operators.
 MAX_USUAL_PREFETCH = 4
 
 
 @rule(Level.ERROR)
 def wrong_type(context: Context2x) -> Iterator[Finding]:
-    """A value has a type that its place does not take; prefetch, mode, single mappings, `exclude_op` have rules.
+    """A value has a type that its key does not accept; other rules report prefetch, mode, mappings and `exclude_op`.
 
     PASS: swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
 
@@ -167,10 +167,9 @@ def bad_prefetch(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def prefetch_unit(context: Context2x) -> Iterator[Finding]:
-    """`default_prefetch` is large: it counts layers, not operators, whatever its description in MindFormers 2.1.0 says.
+    """`default_prefetch` is large: it counts layers, not operators as its description in MindFormers 2.1.0 states.
 
-    It is also how long a layer stays on the device after its forward, so up to default_prefetch + 1 swapped layers are
-    there at once.
+    It also delays offloading after forward, so up to default_prefetch + 1 swapped layers are on the device at once.
 
     PASS: swap: {enable: True, default_prefetch: 1, layer_swap: [{layers: [0]}]}
     FAIL: swap: {enable: True, default_prefetch: 10, layer_swap: [{layers: [0]}]}
@@ -187,7 +186,7 @@ def prefetch_unit(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def cpu_target(context: Context2x) -> Iterator[Finding]:
-    """Swap is enabled on a CPU target: there all memory is host memory, and nothing is moved.
+    """Swap is enabled on a CPU target, where all memory is host memory and nothing is offloaded.
 
     PASS:
         context: {device_target: Ascend}
