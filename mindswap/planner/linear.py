@@ -21,7 +21,7 @@ METHODS = ("choose", "simplex", "ipm")
 
 
 class UnsolvedError(Exception):
-    """HiGHS gives no answer."""
+    """HiGHS finds neither a solution nor that there is none."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Solution:
 
 
 def to_sparse_rows(table: np.ndarray) -> list[dict[int, float]]:
-    """Sums of which the factors are a table of shape (limits, variables)."""
+    """Convert a matrix of factors, shape (num_limits, num_variables), to sparse sums."""
     return [{int(at): float(row[at]) for at in np.flatnonzero(row)} for row in table]
 
 

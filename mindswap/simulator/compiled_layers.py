@@ -83,9 +83,9 @@ class CompiledLayers:
         return self._recent[key]
 
     def _refuse_caches(self, recomputed: Iterable[str]) -> None:
-        again = sorted(self.reads_caches.intersection(recomputed))
-        if again:
-            names = ", ".join(dict.fromkeys(str(self._paths(self.graph.index.forward_nodes[name])) for name in again))
+        refused = sorted(self.reads_caches.intersection(recomputed))
+        if refused:
+            names = ", ".join(dict.fromkeys(str(self._paths(self.graph.index.forward_nodes[name])) for name in refused))
             raise SimulationError(
                 f"{names} cannot run again: later pieces of the sequence have changed the keys and values by then\n"
                 "    allowed: recompute of other operators\n    fix:     recompute without them, or seq_split_num: 1"
@@ -93,10 +93,10 @@ class CompiledLayers:
 
     def with_ordered_halves(self, graph: Graph) -> Graph:
         """Order the interleaved halves of `fine_grain_interleave` as MindSpore does."""
-        found = self.source.collectives.items()
-        first = {name for name, entries in found if any(entry.is_before for entry in entries)}
-        after = {name for name, entries in found if not all(entry.is_before for entry in entries)}
-        return order_halves(graph, first, after)
+        collectives = self.source.collectives.items()
+        communicating_first = {name for name, entries in collectives if any(entry.is_before for entry in entries)}
+        communicating_after = {name for name, entries in collectives if not all(entry.is_before for entry in entries)}
+        return order_halves(graph, communicating_first, communicating_after)
 
     def holder_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """Return the holders through which backward saves the tensors of a layer, under the recompute of a policy.
@@ -106,24 +106,26 @@ class CompiledLayers:
         """
         graph = self.rewritten(replace(policy, op_swap=(), layer_swap=()), layer_index)
         position = self.source.sample.layer_map[layer_index]
-        readers = _readers_in_backward(graph)
-        found: dict[Label, dict[tuple[str, ...], None]] = {}
+        readers_of = _readers_in_backward(graph)
+        holders: dict[Label, dict[tuple[str, ...], None]] = {}
         for entry in classify_saved(graph):
             if entry.storage.producer is not None and entry.storage.layer_index == position:
-                names = found.setdefault(self.labels(entry.storage.producer), {})
+                names = holders.setdefault(self.labels(entry.storage.producer), {})
                 for node in entry.holders:
                     owner = graph.owner(node)
-                    by = readers.get(node.name, {owner.name}) if node.name != owner.name else {owner.name}
-                    names.update({self._paths_of(owner): None} if owner.name in by else {})
-                    names.update({UNSWAPPABLE: None} if by - {owner.name} else {})
-        return {label: tuple(names) for label, names in found.items()}
+                    own_name = {owner.name}
+                    # Swap of a tuple moves the members that its own gradient reads.
+                    readers = readers_of.get(node.name, own_name) if node.name != owner.name else own_name
+                    names.update({self._paths_of(owner): None} if owner.name in readers else {})
+                    names.update({UNSWAPPABLE: None} if readers - own_name else {})
+        return {label: tuple(names) for label, names in holders.items()}
 
     def not_simulated(self, error: SimulationError, policy: Policy, layer_index: int) -> SimulationError:
         """Return an error for a layer whose settings blocks cannot express, with a suggested fix."""
         recomputed = settings_of_policy(self.graph, self._paths, self.decisions(policy, layer_index)).recomputed
         nodes = self.graph.index.forward_nodes
-        handed_on = (nodes[name] for name in sorted(find_boundary_operators(self.graph) & set(recomputed)))
-        names = ", ".join(dict.fromkeys(str(self._paths(node)) for node in handed_on))
+        boundary_nodes = (nodes[name] for name in sorted(find_boundary_operators(self.graph) & set(recomputed)))
+        names = ", ".join(dict.fromkeys(str(self._paths(node)) for node in boundary_nodes))
         fix = f"\n    fix: recompute without {names}: what is behind the layer reads it" if names else ""
         return SimulationError(f"layer {layer_index}: {error}{fix}")
 
@@ -140,10 +142,10 @@ def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
     """
     forward_names = graph.index.forward_names
     gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}
-    found: dict[str, set[str]] = {}
+    readers: dict[str, set[str]] = {}
     for node in graph.backward:
         for name in node.inputs:
             if name in forward_names:
                 reader = "" if node.is_duplicate else node.origin or gradients.get(name, "")
-                found.setdefault(forward_names[name], set()).add(reader)
-    return found
+                readers.setdefault(forward_names[name], set()).add(reader)
+    return readers

@@ -116,9 +116,9 @@ class BlockBuilder:
         for tensor in self.step.tensors:
             if tensor.uses.keys() <= {tensor.segment}:
                 continue
-            known, is_forward, is_shared = tensor.type, tensor.op_list.is_forward, self._is_shared(tensor)
-            key = (tensor.segment, is_forward, is_shared, known.shape, known.dtype)
-            roles[tensor] = Role(known.shape, known.dtype, counts.get(key, 0), is_forward, is_shared)
+            tensor_type, is_forward, is_shared = tensor.type, tensor.op_list.is_forward, self._is_shared(tensor)
+            key = (tensor.segment, is_forward, is_shared, tensor_type.shape, tensor_type.dtype)
+            roles[tensor] = Role(tensor_type.shape, tensor_type.dtype, counts.get(key, 0), is_forward, is_shared)
             counts[key] = counts.get(key, 0) + 1
         return roles
 

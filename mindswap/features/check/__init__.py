@@ -1,6 +1,6 @@
-"""Every problem of a configuration of either form, and what it asks for layer by layer.
+"""Check a configuration of MindFormers 1.9 or 2.x: its problems, and the effect of its policy in each layer.
 
-The rules are in `rules`; here they meet the real network, where a table of its operators is missing.
+`rules` has the rules. If no table has the operators of the model, they are checked against the real network.
 """
 
 import os
@@ -38,15 +38,14 @@ class NameSource(Enum):
 
 @dataclass(frozen=True)
 class CheckedConfig:
-    """Findings about a file, in either form."""
+    """Result of checking a configuration."""
 
-    form: ConfigFormat  # of the file
-    # problems, ignored: found; and those that only count
-    problems: tuple[Problem, ...]
-    ignored: tuple[Problem, ...]
-    notes: Sequence[str]  # what could not be looked at
-    layers: str  # what happens in each layer, as text; "" where that is not known
-    data: Mapping[str, Any]  # what `--json` says besides
+    form: ConfigFormat  # format of the file
+    problems: tuple[Problem, ...]  # problems to report
+    ignored: tuple[Problem, ...]  # problems of ignored rules, which are only counted
+    notes: Sequence[str]  # what could not be checked, and remarks
+    layers: str  # effect of the policy in each layer, as text; "" if it is unknown
+    data: Mapping[str, Any]  # further entries of the JSON output
 
 
 def check_config(
@@ -56,20 +55,23 @@ def check_config(
     names: NameSource = NameSource.EITHER,
     can_build: bool = True,
 ) -> CheckedConfig:
-    """Findings about a configuration.
+    """Check a configuration.
 
     Args:
-        config: path of the configuration, of either form, or what was read from it.
-        num_layers: layers of the model; None takes what the configuration states.
+        config: path of the configuration, or the parsed document.
+        num_layers: layers of the model; None for the number in the configuration.
         ignore: rules whose warnings are only counted.
-        names: where operator names come from.
-        can_build: the document is a file that MindFormers can read, too.
+        names: source of operator names.
+        can_build: whether MindFormers can read the document as a file, so that the network can be built.
+
+    Raises:
+        DataError: if the file cannot be read.
     """
     document = as_document(config)
     if find_format(document) is ConfigFormat.PYNATIVE:
         return _check_2x(document, num_layers, ignore)
     result, notes = _with_real_names(document, num_layers, ignore, names, can_build)
-    # Also what is wrong with the figures of the simulated device, which rules of policies do not know.
+    # Problems of the simulated device are not covered by rules.
     reported = {(problem.location, problem.rule) for problem in result.problems}
     cost_problems = [p for p in read_cost_settings(document).problems if (p.location, p.rule) not in reported]
     policy, trees = result.policy, result.trees
@@ -90,17 +92,25 @@ def check_config(
 
 
 def refuse_unknown_rules(option: str, names: Collection[str]) -> None:
-    """Refuse names of rules that no version of MindFormers has; `option` is where they are given.
+    """Check names of rules.
+
+    Args:
+        option: command line option with the names, for the message.
+        names: names of rules of any version of MindFormers.
 
     Raises:
-        LaunchError: naming each, with the rules that are most like it.
+        LaunchError: if a name is unknown; names the closest rules.
     """
     rule_ids = (*find_rules(), *find_rules_2x(), *OTHER_RULES)
     lines = []
     for name in dict.fromkeys(names):
         if name not in rule_ids:
-            near = " or ".join(closest_names(name, rule_ids, 3, min_similarity=0.5))
-            fix = f"write {near}" if near else "one of the words in brackets behind warnings, which docs/rules.md lists"
+            closest = " or ".join(closest_names(name, rule_ids, 3, min_similarity=0.5))
+            fix = (
+                f"write {closest}"
+                if closest
+                else "one of the words in brackets behind warnings, which docs/rules.md lists"
+            )
             lines.append(f"{option} {name}: there is no such rule\n    fix:     {fix}")
     if lines:
         raise LaunchError("\n".join(lines))
@@ -119,13 +129,13 @@ def _check_2x(document: Document, num_layers: int | None, ignore: Collection[str
 def _with_real_names(
     document: Document, num_layers: int | None, ignore: Collection[str], names: NameSource, can_build: bool
 ) -> tuple[CheckResult, list[str]]:
-    """Findings of the rules, by the operators of a table or of the real network, and what could not be looked at."""
+    """Check with the operators of a table or of the real network; return the result, and what was not checked."""
     result = check_document(document, num_layers, silence=ignore)
     is_about_model = all(problem.rule in MODEL_RULES for problem in result.errors)
     if not result.is_swap_enabled or not is_about_model:
         return result, []
     notes = []
-    # The network takes seconds to build, so a table goes first.
+    # A table takes precedence, because building the network takes seconds.
     wants_network = names is NameSource.NETWORK or (result.trees is None and names is not NameSource.TABLE)
     if can_build and wants_network and result.num_layers is not None and has_mindformers():
         try:
@@ -150,9 +160,3 @@ def _with_real_names(
     elif notes:
         notes.append(f"operator names were checked against {result.trees.source}")
     return result, notes
-
-
-# Layers of a configuration of either form in words, and the names that it could use.
-
-
-# The machine.

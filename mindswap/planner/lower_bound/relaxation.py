@@ -42,62 +42,62 @@ from mindswap.planner.lower_bound.pass_chains import Chain
 from mindswap.planner.lower_bound.tensor_graph import CommunicationGap, RecomputedCell, TensorGraph, closure
 from mindswap.planner.problem import Allow
 
-# One row of the programme: variable -> factor.
+# A linear expression: variable -> factor.
 Constraint = dict[int, float]
 
 
 def min_step_ns(bound_inputs: BoundInputs, budget_bytes: int, host_bytes: int, allow: Allow) -> int | None:
-    """Step time that no policy can beat within the budgets.
+    """Return a lower bound of the step time of all policies within the budgets.
 
     Args:
-        bound_inputs: of the step that keeps everything.
-        budget_bytes: device memory, static memory included.
-        host_bytes: host memory of one card.
-        allow: what policies may do.
+        bound_inputs: inputs of the bound.
+        budget_bytes: device memory budget, static memory included.
+        host_bytes: host memory budget of one card.
+        allow: means that policies may use.
 
     Returns:
-        Simulated ns; None if no policy fits.
+        Lower bound of the simulated time in ns; None if no policy fits.
     """
-    program, least_ns = _LinearProgram(), 0  # where no method solves the programme: nothing is below 0 in any case
+    program, min_ns = _LinearProgram(), 0  # 0 is a valid bound if no method solves the program
     times = _add_step(program, bound_inputs, program.add_variable(budget_bytes), host_bytes, allow)
     with contextlib.suppress(UnsolvedError):
         while True:
-            found = program.solve(times.step_ns)
-            if found is None:
+            solution = program.solve(times.step_ns)
+            if solution is None:
                 return None
-            least_ns = _floor_to_int(found.cost)
+            min_ns = _floor_to_int(solution.cost)
             if bound_inputs.passes is None:
                 break
-            # Of the chains those count that are longest by what runs again.
-            chain = bound_inputs.passes.longest_chain(found.variables[times.recompute_ns].tolist())
+            # Add the chain that is longest with the recompute times of this solution.
+            chain = bound_inputs.passes.longest_chain(solution.variables[times.recompute_ns].tolist())
             constraint, limit = _chain_constraint(bound_inputs, chain, times)
-            if sum(factor * found.variables[at] for at, factor in constraint.items()) <= limit + 1:
+            if sum(factor * solution.variables[at] for at, factor in constraint.items()) <= limit + 1:
                 break
             program.add_constraint(constraint, limit)
-    return least_ns
+    return min_ns
 
 
 def least_budget_bytes(bound_inputs: BoundInputs, host_bytes: int, allow: Allow, step_ns: float = math.inf) -> int:
-    """Device memory below which no policy fits, whatever time it takes, or within a step time.
+    """Return a lower bound of the device memory of all policies, or of all policies within a step time.
 
     Args:
         bound_inputs: as in `min_step_ns`.
         host_bytes: as in `min_step_ns`.
         allow: as in `min_step_ns`.
-        step_ns: time that it may take, not below that of keeping everything.
+        step_ns: limit of the step time, at least that of keeping everything.
     """
     program = _LinearProgram()
     budget_bytes = program.add_variable()
     times = _add_step(program, bound_inputs, budget_bytes, host_bytes, allow)
     program.variable_upper[times.step_ns] = step_ns
     with contextlib.suppress(UnsolvedError):
-        if found := program.solve(budget_bytes):
-            return _floor_to_int(found.cost)
+        if solution := program.solve(budget_bytes):
+            return _floor_to_int(solution.cost)
     return 0  # without a limit to the budget everything can be kept
 
 
 class _LinearProgram:
-    """A linear programme: variables from 0 to an upper bound, and sums of them that must not be above a limit."""
+    """A linear program: variables from 0 to an upper bound, and upper limits of linear expressions."""
 
     def __init__(self) -> None:
         self.variable_upper: list[float] = []
@@ -113,10 +113,10 @@ class _LinearProgram:
         self.limits.append(limit)
 
     def solve(self, target: int) -> Solution | None:
-        """Values at which a variable is least; None if none keep all limits.
+        """Minimize a variable; return None if the program is infeasible.
 
         Raises:
-            UnsolvedError: by any method, which happens once in thousands.
+            UnsolvedError: if no method solves the program, which happens once in thousands.
         """
         cost = np.zeros(len(self.variable_upper))
         cost[target] = 1
@@ -129,7 +129,7 @@ class _LinearProgram:
 
 
 def _floor_to_int(cost: float) -> int:
-    """A value of the programme, which is solved to less than a unit."""
+    """Round a value of a solution down, which is accurate to less than a unit."""
     return math.floor(round(cost, 3))
 
 
@@ -137,15 +137,15 @@ def _floor_to_int(cost: float) -> int:
 class _StepVariables:
     """Variables of the whole step."""
 
-    step_ns: int
+    step_ns: int  # step time
     recompute_ns: list[int]  # recompute time of one micro-batch on each stage
-    hidden_ns: int  # of gradients, behind what runs again on any stage
+    hidden_ns: int  # time of gradient reduction that recompute on any stage hides
 
 
 def _add_step(
     program: _LinearProgram, bound_inputs: BoundInputs, budget_bytes: int, host_bytes: int, allow: Allow
 ) -> _StepVariables:
-    """The whole programme for a variable budget."""
+    """Add the constraints of the whole step; the budget is a variable."""
     step_ns, recompute_ns = program.add_variable(), [program.add_variable() for _ in bound_inputs.stages]
     times = _StepVariables(step_ns, recompute_ns, _add_hidden(program, bound_inputs, recompute_ns))
     if bound_inputs.passes is not None:
@@ -168,7 +168,7 @@ def _add_step(
 
 
 def _chain_constraint(bound_inputs: BoundInputs, chain: Chain, times: _StepVariables) -> tuple[Constraint, int]:
-    """The step is as long as a chain of passes, and what comes behind it."""
+    """Return the constraint that the step takes at least as long as a chain of passes and the step overhead."""
     constraint: Constraint = {times.step_ns: -1, times.hidden_ns: -1}
     constraint |= {at: number for at, number in zip(times.recompute_ns, chain.num_backward, strict=True) if number}
     return constraint, -chain.length_ns - bound_inputs.step_overhead_ns
@@ -188,18 +188,16 @@ class _StageSums:
     # kept_bytes, host_bytes: at the memory peak
     kept_bytes: Constraint = field(default_factory=dict)
     host_bytes: Constraint = field(default_factory=dict)
-    out_before_peak_ns: Constraint = field(
-        default_factory=dict
-    )  # copy time before the peak, less recompute before the peak
+    # copy time before the peak, less recompute before the peak
+    out_before_peak_ns: Constraint = field(default_factory=dict)
     # copy time of the whole step: offload, prefetch, both directions together
     out_ns: Constraint = field(default_factory=dict)
     back_ns: Constraint = field(default_factory=dict)
     both_ns: Constraint = field(default_factory=dict)
-    recompute_ns: Constraint = field(default_factory=dict)  # what one micro-batch runs again
+    recompute_ns: Constraint = field(default_factory=dict)  # recompute time of one micro-batch
     saved_bytes: int = 0  # bytes alive at the peak if everything is kept
-    kept_bytes_at: list[Constraint] = field(
-        default_factory=list
-    )  # at each other liveness point: bytes kept from forward to backward
+    # at each other liveness point: bytes kept from forward to backward
+    kept_bytes_at: list[Constraint] = field(default_factory=list)
 
 
 def _add_stage(program: _LinearProgram, bound_inputs: BoundInputs, position: int, allow: Allow) -> _StageSums:
@@ -238,9 +236,10 @@ def _add_stage(program: _LinearProgram, bound_inputs: BoundInputs, position: int
 def _add_waits(
     program: _LinearProgram, bound_inputs: BoundInputs, position: int, out_before_peak_ns: Constraint
 ) -> Constraint:
-    """Waits of a stage for copies up to the fullest moment, and in how many micro-batches there are such.
+    """Add variables of the waits for offloads before the peak of each micro-batch; return them with their number.
 
-    That is in each, where a stage runs forward and backward of one after the other, or is alone; else in the first.
+    If the stage alternates forward and backward of each micro-batch, or is the only one, each micro-batch may wait;
+    otherwise only the first one.
     """
     stage = bound_inputs.stages[position]
     gaps = [stage.window_ns, *stage.later_windows_ns]
@@ -273,15 +272,15 @@ def _add_time(
         **waits,
     }
     # Forward of other stages, which this one waits for, may avoid stores.
-    others = [
+    other_layers = [
         (layers, number)
-        for other in bound_inputs.stages
-        if other is not stage
-        for layers, number in other.layers.items()
+        for other_stage in bound_inputs.stages
+        if other_stage is not stage
+        for layers, number in other_stage.layers.items()
     ]
     saved_forward_ns = sum(
         bound_inputs.tensor_graphs[layers.kind].avoided_store_ns * layers.in_flight * number
-        for layers, number in others
+        for layers, number in other_layers
     )
     fixed_ns = (
         max(0, stage.idle_ns - saved_forward_ns)
@@ -290,21 +289,20 @@ def _add_time(
         + bound_inputs.step_overhead_ns
     )
     if stage.num_chunks == 1:
-        constraint |= {recompute_ns[other]: 1 for other in earlier}
-        fixed_ns += sum(bound_inputs.stages[other].backward_ns for other in earlier)
+        constraint |= {recompute_ns[other_stage]: 1 for other_stage in earlier}
+        fixed_ns += sum(bound_inputs.stages[other_stage].backward_ns for other_stage in earlier)
     program.add_constraint(constraint, -fixed_ns)
 
 
 class _Layer:
     """Variables of a layer: the fractions of each tensor that are kept or swapped, and the recompute time.
 
-    What is swapped may be late: at the fullest moment it is on the device all the same.
+    A swapped tensor may be offloaded late, so that it is still on the device at the peak.
     """
 
     def __init__(self, program: _LinearProgram, tensor_graph: TensorGraph, allow: Allow):
-        self.tensors: list[
-            tuple[int, int, int, int]
-        ] = []  # size; variables: kept, offloaded before the peak, offloaded later
+        # size; variables: kept, offloaded before the peak, offloaded later
+        self.tensors: list[tuple[int, int, int, int]] = []
         for tensor, size in enumerate(tensor_graph.sizes_bytes):
             can_swap = int(allow.swap and tensor not in tensor_graph.gathered | tensor_graph.unswappable_tensors)
             self.tensors.append(
@@ -316,7 +314,7 @@ class _Layer:
             for op in range(len(tensor_graph.recompute_ns))
         ]
 
-        def there(tensor: int, is_recomputed: bool = False) -> Constraint:
+        def available(tensor: int, is_recomputed: bool = False) -> Constraint:
             """Return minus the available fraction of a tensor, for backward or for recomputed operators."""
             may_move = not (is_recomputed and tensor in tensor_graph.tuple_members)
             constraint: Constraint = dict.fromkeys(
@@ -329,7 +327,7 @@ class _Layer:
             )
 
         for tensor in tensor_graph.saved:
-            program.add_constraint(there(tensor), -1)
+            program.add_constraint(available(tensor), -1)
         for tensor in tensor_graph.freed_by_recompute - tensor_graph.outputs:
             program.add_constraint(
                 dict.fromkeys((*self.tensors[tensor][1:], recompute_share[tensor_graph.producers[tensor]]), 1), 1
@@ -348,27 +346,27 @@ class _Layer:
         for op, other in tensor_graph.implied_recomputes:
             program.add_constraint({recompute_share[op]: 1, recompute_share[other]: -1})
         for op, tensor in tensor_graph.reads:
-            program.add_constraint({**there(tensor, is_recomputed=True), recompute_share[op]: 1})
+            program.add_constraint({**available(tensor, is_recomputed=True), recompute_share[op]: 1})
         compute: Constraint = {recompute_share[op]: ns for op, ns in enumerate(tensor_graph.recompute_ns) if ns}
-        apart = {op: program.add_variable() for op, ns in enumerate(tensor_graph.unfused_extra_ns) if ns}
+        unfused = {op: program.add_variable() for op, ns in enumerate(tensor_graph.unfused_extra_ns) if ns}
         for op, tensor in tensor_graph.reads:
-            maker = tensor_graph.producers[tensor]
-            if maker in apart:
-                program.add_constraint({recompute_share[maker]: 1, recompute_share[op]: 1, apart[maker]: -1}, 1)
-        compute |= {variable: tensor_graph.unfused_extra_ns[op] for op, variable in apart.items()}
+            producer = tensor_graph.producers[tensor]
+            if producer in unfused:
+                program.add_constraint({recompute_share[producer]: 1, recompute_share[op]: 1, unfused[producer]: -1}, 1)
+        compute |= {variable: tensor_graph.unfused_extra_ns[op] for op, variable in unfused.items()}
         # Recompute time, less the part hidden while the compute stream waits.
-        known_ns = {op: max(ns, 0) for op, ns in enumerate(tensor_graph.recompute_ns) if ns > 0 or op in apart}
+        hideable_ns = {op: max(ns, 0) for op, ns in enumerate(tensor_graph.recompute_ns) if ns > 0 or op in unfused}
 
         def add_hidden_time(in_gap: Mapping[int, int], groups: Iterable[tuple[int, Set[int]]], idle_ns: int) -> None:
             """Add hidden time for recomputed operators in a gap; `in_gap` has their fractions as variables.
 
-            `groups` are variables and operators: as far as the variable says copies of these stand there, if at all.
+            `groups` are pairs of a variable and operators: it limits the fraction of these that runs in the gap.
             """
-            hidden = {op: program.add_variable() for op in in_gap if op in known_ns}
+            hidden = {op: program.add_variable() for op in in_gap if op in hideable_ns}
             for op, hidden_ns in hidden.items():
-                constraint: Constraint = {hidden_ns: 1, in_gap[op]: -known_ns[op]}
+                constraint: Constraint = {hidden_ns: 1, in_gap[op]: -hideable_ns[op]}
                 program.add_constraint(
-                    constraint | ({apart[op]: -tensor_graph.unfused_extra_ns[op]} if op in apart else {})
+                    constraint | ({unfused[op]: -tensor_graph.unfused_extra_ns[op]} if op in unfused else {})
                 )
             for is_there, ops in groups:
                 if own := [hidden[op] for op in ops if op in hidden]:
@@ -419,29 +417,36 @@ class _Layer:
     def _add_gap(
         self, program: _LinearProgram, tensor_graph: TensorGraph, gap: CommunicationGap, recompute_share: Sequence[int]
     ) -> tuple[dict[int, int], int]:
-        """For each operator the variable of the part of its copy that stands in a window, and that of all of them.
+        """Add a gap; return the fraction of each operator that is recomputed in it, and of any operator, as variables.
 
-        What is read before the window is there before: kept, swapped, or its copy stands before the window, too. Where
-        no copy stands there for backward itself none does.
+        A tensor that is read before the gap is kept, swapped, or recomputed before it, too. Operators are recomputed in
+        the gap only if backward itself reads one of their outputs there.
         """
         in_gap, any_in_gap = {op: program.add_variable(1) for op in gap.ops}, program.add_variable(1)
         program.add_constraint({any_in_gap: 1, **dict.fromkeys((in_gap[op] for op in gap.first_read_ops), -1)})
         inputs = tensor_graph.inputs
-        before = {
+        recomputed_before = {
             op: program.add_variable(1) for op in closure((tensor_graph.producers[t] for t in gap.read_before), inputs)
         }
         for tensor in gap.read_before:
             program.add_constraint(
-                dict.fromkeys((before[tensor_graph.producers[tensor]], *self.tensors[tensor][1:]), -1), -1
+                dict.fromkeys((recomputed_before[tensor_graph.producers[tensor]], *self.tensors[tensor][1:]), -1), -1
             )
         readers: dict[int, list[int]] = {}
         for op, tensor in tensor_graph.reads:
-            maker = tensor_graph.producers[tensor]
-            readers.setdefault(maker, []).append(op)
-            if op in before:
-                program.add_constraint({before[op]: 1, **dict.fromkeys((before[maker], *self.tensors[tensor][1:]), -1)})
+            producer = tensor_graph.producers[tensor]
+            readers.setdefault(producer, []).append(op)
+            if op in recomputed_before:
+                program.add_constraint(
+                    {
+                        recomputed_before[op]: 1,
+                        **dict.fromkeys((recomputed_before[producer], *self.tensors[tensor][1:]), -1),
+                    }
+                )
         for op, part in in_gap.items():
-            program.add_constraint({part: 1, recompute_share[op]: -1} | ({before[op]: 1} if op in before else {}))
+            program.add_constraint(
+                {part: 1, recompute_share[op]: -1} | ({recomputed_before[op]: 1} if op in recomputed_before else {})
+            )
             program.add_constraint({part: 1, any_in_gap: -1})
             if op not in gap.first_read_ops:
                 program.add_constraint(

@@ -1,6 +1,6 @@
 """Local search: change an assignment step by step as long as its simulated score improves.
 
-In a small space it begins again from a choice with a few cells changed at random (iterated local search).
+Small problems are searched again from assignments with a few decisions changed at random (iterated local search).
 
 Source:
     Aarts and Lenstra, "Local Search in Combinatorial Optimization" (1997); Lourenço, Martin and Stützle, "Iterated
@@ -37,36 +37,36 @@ _Start = tuple[np.ndarray, Score]
 class _Move:
     """A change of some decisions of an assignment to one value."""
 
-    mask: np.ndarray  # bool, shape of the choice
-    value: int  # what they get; one number
-    freed_bytes: int  # more memory free, as far as known; negative for less
-    time_ns: int  # more time, as far as known
+    mask: np.ndarray  # bool, shape of the assignment: the changed decisions
+    value: int  # their new value
+    freed_bytes: int  # estimated change of freed memory
+    time_ns: int  # estimated change of recompute time
 
     def apply(self, assignment: np.ndarray) -> np.ndarray:
         changed = assignment.copy()
-        changed[self.mask[:, 0]] = KEEP  # a layer that is recomputed whole has no items
+        changed[self.mask[:, 0]] = KEEP  # under full recompute a layer has no other decisions
         changed[self.mask] = self.value
         return changed
 
 
 def forward_time_ns(timeline: Timeline) -> int:
-    """Time that forward of all micro-batches takes on all stages: copies go on while it waits for communication."""
+    """Return the forward time of all micro-batches on all stages, with exposed communication, which copies overlap."""
     return int(_busy_ns(timeline)[timeline.program.ops.kind == OpKind.FORWARD].sum())
 
 
 def hiding_time_ns(timeline: Timeline) -> int:
     """Return the forward time per micro-batch in which offloads can hide before the memory peak.
 
-    Before a large head all of forward of the layers is over by then, and much of forward is still to come.
+    A large head moves the peak to the head: then the forward time after the peak does not count.
     """
     ops, peak_ns = timeline.program.ops, profile_memory(timeline, 0).peak_ns
     is_compute, is_forward = ops.kind < OpKind.COLLECTIVE, ops.kind == OpKind.FORWARD
     forward_ns = forward_time_ns(timeline) // (1 + int(ops.micro_batch.max()))
-    at = int(np.flatnonzero(is_compute & (timeline.op_start_ns <= peak_ns))[-1])
-    if not is_forward[at]:
+    peak_op = int(np.flatnonzero(is_compute & (timeline.op_start_ns <= peak_ns))[-1])
+    if not is_forward[peak_op]:
         return forward_ns
-    is_behind = is_forward & (ops.micro_batch == ops.micro_batch[at]) & (np.arange(len(ops)) >= at)
-    return forward_ns - int(_busy_ns(timeline)[is_behind].sum())
+    is_after_peak = is_forward & (ops.micro_batch == ops.micro_batch[peak_op]) & (np.arange(len(ops)) >= peak_op)
+    return forward_ns - int(_busy_ns(timeline)[is_after_peak].sum())
 
 
 def _busy_ns(timeline: Timeline) -> np.ndarray:
@@ -84,15 +84,15 @@ def improve(
 ) -> None:
     """Improve the best assignment of a search until a local optimum or the limit of simulations.
 
-    In a small space, where a single cell matters much, it goes on from changed choices; in others layers also exchange
-    their rows, and items get other distances.
+    Small problems, where each decision matters, are also searched from perturbed assignments. In others, layers also
+    exchange their layer assignments, and groups get other prefetch distances.
 
     Args:
-        search: has simulated something.
-        forward_ns: time of forward per micro-batch, in which copies out can hide.
-        starts: other choices to go on from, best first.
-        first: some to go on from before that.
-        min_rearranged: simulations that are left at least for known rows in other layers, and other distances.
+        search: search with at least one simulation.
+        forward_ns: forward time of a micro-batch, which hides offloads.
+        starts: further assignments to start from, best first.
+        first: assignments to start from before the best one.
+        min_rearranged: minimum number of simulations for permutations and other distances.
     """
     if search.best is None:
         raise AssertionError("a search without a simulation")
@@ -134,16 +134,16 @@ def _climb(search: Search, assignment: np.ndarray, forward_ns: int) -> None:
         assignment, score = improved
 
 
-def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
+def _rearrange(search: Search, chance: random.Random, min_rearranged: int) -> bool:
     """Permute layer assignments and scale distances while that is better; return whether anything was.
 
-    Which layer has which row decides when copies are on the link: choices of the same sums differ by a tenth in time.
+    The order of the layer assignments decides when copies are on the link: permutations differ by a tenth in step time.
     """
     if search.best is None:
         raise AssertionError("a search without a simulation")
     first = start = (search.best, search.score(search.best))
     # Known layer assignments need no new compiled block, so their simulations are fast.
-    search.max_evaluations = max(search.max_evaluations, search.num_evaluations + least)
+    search.max_evaluations = max(search.max_evaluations, search.num_evaluations + min_rearranged)
     is_better = True
     while is_better:
         is_better = False
@@ -164,8 +164,8 @@ def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
 def _permutation_moves(assignment: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return moves: source layer of each layer, and scaling of the distances of each group in thousandths.
 
-    Two layers with other rows exchange them, one gets that of the nearest with another, or an item is fetched earlier
-    or later in all layers.
+    Two layers with different layer assignments exchange them, a layer takes the one of the nearest layer with another,
+    or the prefetch distances of a group are scaled in all layers.
     """
 
     def changed(array: np.ndarray, place: int | list[int], value: int | list[int]) -> np.ndarray:
@@ -173,17 +173,17 @@ def _permutation_moves(assignment: np.ndarray) -> list[tuple[np.ndarray, np.ndar
         other[place] = value
         return other
 
-    layers, same = np.arange(len(assignment)), np.full(assignment.shape[1], 1000)
-    kind_of = np.unique(np.minimum(assignment, 1), axis=0, return_inverse=True)[1].ravel()
+    layers, unscaled = np.arange(len(assignment)), np.full(assignment.shape[1], 1000)
+    class_of = np.unique(np.minimum(assignment, 1), axis=0, return_inverse=True)[1].ravel()
     moves = []
-    for layer, other in np.argwhere(kind_of[:, None] != kind_of).tolist():
+    for layer, other in np.argwhere(class_of[:, None] != class_of).tolist():
         if layer < other:
-            moves.append((changed(layers, [layer, other], [other, layer]), same))
-        alike = np.flatnonzero(kind_of == kind_of[other])
-        if other == alike[np.abs(alike - layer).argmin()]:
-            moves.append((changed(layers, layer, other), same))
+            moves.append((changed(layers, [layer, other], [other, layer]), unscaled))
+        equal_layers = np.flatnonzero(class_of == class_of[other])
+        if other == equal_layers[np.abs(equal_layers - layer).argmin()]:
+            moves.append((changed(layers, layer, other), unscaled))
     for group in np.flatnonzero((assignment > KEEP).any(axis=0)).tolist():
-        moves += [(layers, changed(same, group, permille)) for permille in (500, 700, 1400, 2000)]
+        moves += [(layers, changed(unscaled, group, permille)) for permille in (500, 700, 1400, 2000)]
     return moves
 
 
@@ -209,7 +209,7 @@ def _score_of(start: _Start) -> Score:
 
 
 def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
-    """The first single or paired move that is better, those first that promise most."""
+    """Return the first better assignment by a single or paired move, in the order of estimated gain."""
     assignment, score = start
     costs = search.stage_problem.costs
     moves = list(_moves(assignment, costs))
@@ -235,7 +235,7 @@ def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
         gains = -np.append((time + exposed(link))[fits], both_ns[a, b])
         firsts, seconds = np.append(fits, a), np.append(np.full(len(fits), -1), b)
     trials = 0
-    # In a small space every move is tried: first those of one cell, of which there are few.
+    # In small problems every move is tried, single moves first, because there are few.
     is_late = (seconds >= 0) & is_small
     for index in np.lexsort((seconds, firsts, -gains, is_late)):
         if search.is_exhausted or (trials >= MAX_TRIALS and not is_small):
@@ -258,7 +258,7 @@ def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
 
 
 def _exposed_ns(link_ns: np.ndarray, used_ns: int, forward_ns: int) -> np.ndarray:
-    """How much more of forward is waiting for the link when it is busy for so much more than `used_ns`."""
+    """Return the additional exposed copy time if copy time increases by `link_ns` from `used_ns`."""
     return np.maximum(0, used_ns + link_ns - forward_ns) - max(0, used_ns - forward_ns)
 
 
@@ -302,7 +302,7 @@ def _moves(assignment: np.ndarray, costs: DecisionCosts) -> Iterator[_Move]:
 
 
 def _parts(layers: np.ndarray) -> Iterator[np.ndarray]:
-    """First and last layers, one, two, four and so on; all of them."""
+    """Yield the first and the last 1, 2, 4, ... layers, all layers, and each layer if there are few."""
     size = 1
     while size < len(layers):
         yield layers[:size]
@@ -315,9 +315,9 @@ def _parts(layers: np.ndarray) -> Iterator[np.ndarray]:
             yield np.array([layer])
 
 
-# `backward_prefetch` of what is swapped, from a timeline: as small as copies allow, alike in groups of layers. A copy
-# that waits for its release holds memory, and one that is fetched too early holds it again; each value that an operator
-# gets is an entry of the policy.
+# Choice of `backward_prefetch` from a timeline: as small as the copies allow, because memory is in use from the offload
+# to its release and from the prefetch to its use. Equal in groups of layers, because each value of an operator is an
+# entry of the policy.
 
 MAX_PIECES = 4
 
@@ -326,9 +326,9 @@ def piecewise(assignment: np.ndarray, needed: np.ndarray, num_pieces: int = MAX_
     """Return the assignment with distances that are constant in each piece of neighbouring layers.
 
     Args:
-        assignment: what is swapped.
-        needed: least distance of each swap, shape of the choice.
-        num_pieces: how many groups; they are made so that distances are as little above the least as possible.
+        assignment: assignment with swaps.
+        needed: minimum distance of each swap, shape of the assignment.
+        num_pieces: number of pieces; their ends minimize the excess over the minimum distances.
     """
     layers = np.flatnonzero((assignment > KEEP).any(axis=1))
     by_layer = np.maximum(1, np.where(assignment > KEEP, needed, 0).max(axis=1))[layers]
@@ -343,13 +343,13 @@ def by_layer_assignment(assignment: np.ndarray, needed: np.ndarray) -> np.ndarra
     """Return the assignment with one distance for each group in all layers with equal layer assignments.
 
     Args:
-        assignment: what is swapped.
-        needed: least distance of each swap, shape of the choice.
+        assignment: assignment with swaps.
+        needed: minimum distance of each swap, shape of the assignment.
     """
     _, class_of = np.unique(np.minimum(assignment, 1), axis=0, return_inverse=True)
     changed = assignment.copy()
-    for row in range(int(class_of.max()) + 1):
-        layers = np.flatnonzero(class_of.ravel() == row)
+    for layer_class in range(int(class_of.max()) + 1):
+        layers = np.flatnonzero(class_of.ravel() == layer_class)
         changed[layers] = np.where(
             assignment[layers] > KEEP, np.maximum(1, needed[layers].max(axis=0)), assignment[layers]
         )
@@ -357,14 +357,14 @@ def by_layer_assignment(assignment: np.ndarray, needed: np.ndarray) -> np.ndarra
 
 
 def _level(values: list[int], num_pieces: int) -> np.ndarray:
-    """Steps above the values, in so many pieces, that are as little above them as possible.
+    """Return the piecewise constant upper envelope of values with minimum total excess.
 
     Source:
         Segmentation by dynamic programming: Bellman, "On the approximation of curves by line segments using dynamic
         programming" (Communications of the ACM, 1961).
     """
     num = len(values)
-    # cost[i][j]: what one level above values i to j - 1 is above them together.
+    # cost[i][j]: total excess of the maximum of values i to j - 1 over these values.
     cost = [[0] * (num + 1) for _ in range(num + 1)]
     for i in range(num):
         highest = total = 0

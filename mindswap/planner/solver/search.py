@@ -20,14 +20,14 @@ class Stop(Exception):  # noqa: N818 a signal as StopIteration, no error
 
 
 class Interruptible:
-    """Progress that remembers that it was told to stop: every later search ends at once."""
+    """Progress function that remembers a stop, so that every later search ends at once."""
 
     def __init__(self, progress: Progress = lambda: None):
         self.progress = progress
         self.is_stopped = False
 
     def __call__(self) -> None:
-        """Call the progress; raise `Stop` from the first time on that it does."""
+        """Call the progress function; once it has raised `Stop`, raise it at every call."""
         if not self.is_stopped:
             try:
                 self.progress()
@@ -41,15 +41,15 @@ class Search:
     """Simulates assignments of a stage problem and keeps the best.
 
     Args:
-        stage_problem: what to choose from.
-        max_evaluations: simulations that may be made.
-        progress: called after each.
+        stage_problem: decisions and how they are simulated.
+        max_evaluations: limit of simulations.
+        progress: called after each simulation.
 
     Attributes:
-        best: the best choice so far; None before the first.
-        best_score: what it comes to.
-        num_evaluations: simulations made.
-        enough_ns: step time that needs no further look; 0 where none is known.
+        best: best assignment so far; None before the first simulation.
+        best_score: its score.
+        num_evaluations: number of simulations.
+        enough_ns: step time at which the search may end; 0 without one.
     """
 
     def __init__(self, stage_problem: StageProblem, max_evaluations: int, progress: Progress = lambda: None):
@@ -64,7 +64,7 @@ class Search:
 
     @property
     def is_exhausted(self) -> bool:
-        """No simulation is left, or none is needed."""
+        """Return whether the limit of simulations is reached, or the best assignment is good enough."""
         return self.num_evaluations >= self.max_evaluations or self.has_enough
 
     @property
@@ -75,8 +75,8 @@ class Search:
 
     def score(self, assignment: np.ndarray) -> Score:
         """Return the score of an assignment, simulated unless cached."""
-        known = self._known.get(assignment.tobytes())
-        return known if known is not None else self.run(assignment)[0]
+        cached = self._known.get(assignment.tobytes())
+        return cached if cached is not None else self.run(assignment)[0]
 
     def run(self, assignment: np.ndarray) -> tuple[Score, Timeline]:
         """Simulate an assignment."""
