@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def moved_layers(layout: Layout, busy_ns: Sequence[int]) -> Iterator[Layout]:
 
 def busy_of(timeline: Timeline) -> tuple[int, ...]:
     """Return the busy time of each stage in ns: the step time without waits for other stages."""
-    return tuple(sum(parts) for parts in _parts_ns(timeline))
+    return tuple(sum(parts) for parts in _stage_times(timeline))
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,23 @@ class Bubble:
 
 def split_bubble(timeline: Timeline, layout: StageLayout) -> Bubble:
     """Split the bubble of a pipeline step, without the optimizer; averaged over the stages."""
-    parts_ns = np.array(_parts_ns(timeline), float).mean(axis=0)
+    parts_ns = np.array(_stage_times(timeline), float).mean(axis=0)
     base_ns, recompute_ns, copies_ns = parts_ns.tolist()
     ideal = (layout.num_stages - 1) / (layout.num_micro_steps * layout.shape.num_chunks)
     recompute, copies = (part_ns * (1 + ideal) / base_ns for part_ns in (recompute_ns, copies_ns))
     return Bubble(ideal, recompute, copies, timeline.step_time_ns / base_ns - 1 - ideal - recompute - copies)
 
 
-def _parts_ns(timeline: Timeline) -> list[tuple[int, int, int]]:
-    """Of each stage: forward and backward with communication that they wait for, forward again, waits for copies."""
+class _StageTimes(NamedTuple):
+    """Times of a stage in ns, without waits for other stages."""
+
+    work_ns: int  # forward and backward, with exposed communication
+    recompute_ns: int
+    copies_ns: int  # waits for copies
+
+
+def _stage_times(timeline: Timeline) -> list[_StageTimes]:
+    """Return the times of each stage."""
     ops, starts = timeline.program.ops, timeline.program.stage_starts.tolist()
     times_ns = []
     for stage, (begin, end) in enumerate(pairwise(starts)):
@@ -114,5 +122,5 @@ def _parts_ns(timeline: Timeline) -> list[tuple[int, int, int]]:
         wait_ns = wait_end_ns - wait_begin_ns
         communication_ns = int(wait_ns[cause == StallCause.COMMUNICATION].sum())
         copies_ns = int(wait_ns[(cause == StallCause.COPY_OUT) | (cause == StallCause.COPY_IN)].sum())
-        times_ns.append((work_ns + communication_ns, recompute_ns, copies_ns))
+        times_ns.append(_StageTimes(work_ns + communication_ns, recompute_ns, copies_ns))
     return times_ns

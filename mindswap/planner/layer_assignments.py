@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,22 @@ from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Polic
 from mindswap.simulator.layer_block import Block, CopySetting, Role
 from mindswap.simulator.program import NO_OP
 from mindswap.simulator.step_model import StepModel
+
+
+class _SwappedGroup(NamedTuple):
+    """A swapped group of a layer."""
+
+    group: int  # its index
+    names: set[str]  # names of holders that swap moves
+    is_idle: bool  # the swap has no effect
+
+
+class _CopyCosts(NamedTuple):
+    """Costs of the swapped tensors of a block."""
+
+    freed_bytes: int  # device memory
+    link_ns: int  # copy time of the slower direction
+    host_bytes: int
 
 
 class LayerAssignments:
@@ -85,8 +102,8 @@ class LayerAssignments:
                 named |= dict.fromkeys(names, max((named[name] for name in names), default=0))
         return named
 
-    def _swapped(self, layer_index: int, decisions: np.ndarray) -> Iterator[tuple[int, set[str], bool]]:
-        """Yield each swapped group: index, names under which backward holds it, whether its swap has no effect."""
+    def _swapped(self, layer_index: int, decisions: np.ndarray) -> Iterator[_SwappedGroup]:
+        """Yield each swapped group of a layer."""
         swapped = np.flatnonzero(decisions > KEEP).tolist()
         if not swapped:
             return
@@ -102,7 +119,7 @@ class LayerAssignments:
         }
         for i in swapped:
             names = holding.intersection(self.catalog.group(layer_index, i).swap_names)
-            yield i, names, bool(coupled_swaps(uses, names, recomputed))
+            yield _SwappedGroup(i, names, bool(coupled_swaps(uses, names, recomputed)))
 
     def policy(self, assignment: np.ndarray) -> Policy:
         """Return the policy of an assignment, int64 of shape (num_layers, num_groups), for all layers of the model."""
@@ -222,7 +239,7 @@ def _assignment_cost(model: StepModel, unheld_roles: Set[Role], plain: Block, bl
 
     `unheld_roles` is from `find_unheld_roles`.
     """
-    unheld_bytes, link_ns, host_bytes = np.subtract(_copies(model, block), _copies(model, plain)).tolist()
+    unheld_bytes, link_ns, host_bytes = np.subtract(_copy_costs(model, block), _copy_costs(model, plain)).tolist()
     return AssignmentCost(
         kept_bytes(model, plain, unheld_roles) - kept_bytes(model, block, unheld_roles) + unheld_bytes,
         max(0, backward_ns(block) - backward_ns(plain)),
@@ -231,15 +248,15 @@ def _assignment_cost(model: StepModel, unheld_roles: Set[Role], plain: Block, bl
     )
 
 
-def _copies(model: StepModel, block: Block) -> tuple[int, int, int]:
-    """Return, for swapped tensors: device bytes freed, copy time of the slower direction, host bytes."""
+def _copy_costs(model: StepModel, block: Block) -> _CopyCosts:
+    """Compute the costs of the swapped tensors of a block."""
     moved = [
         tensor
         for tensor in block.tensors
         if tensor.num_copies > 0 and tensor.is_forward and (tensor.role or tensor.uses.first_backward != NO_OP)
     ]
     times = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
-    return (
+    return _CopyCosts(
         sum(tensor.size_bytes for tensor in moved if not tensor.is_resident),
         max(sum(t.num_copies * copy_ns(t.size_bytes) for t in moved) for copy_ns in times),
         sum(t.num_copies * t.size_bytes for t in moved),

@@ -5,7 +5,7 @@ import functools
 import gc
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,14 @@ REPLAY_PERMILLE = 20
 KEPT_BYTES = (32 << 20) - (64 << 10)
 
 
+class _Baselines(NamedTuple):
+    """Baseline policies of a problem by name, with their evaluations."""
+
+    policies: dict[str, Policy]
+    evaluations: dict[str, Evaluation]  # on short steps
+    keep: Evaluation  # keeping everything, on the whole step
+
+
 class Planner:
     """Makes plans for one model; they share the catalog, the inputs of the bound and the plan caches.
 
@@ -53,7 +61,7 @@ class Planner:
             self.short_models = short_model(model)
             self.bound_inputs = collect_bound_inputs(model, self.short_models[-1].simulate(Policy()))
         self.plan_caches: dict[Hashable, PlanCache] = {}
-        self.common: dict[Hashable, tuple[dict[str, Policy], dict[str, Evaluation], Evaluation]] = {}
+        self.baselines: dict[Hashable, _Baselines] = {}
 
     @functools.cached_property
     def catalog(self) -> Catalog:
@@ -77,7 +85,7 @@ class Planner:
             return find(problem, Interruptible(progress))
 
     def _fastest(self, problem: PlanProblem, progress: Interruptible) -> Plan:
-        policies, evaluations, keep = self._common(problem)
+        policies, evaluations, keep = self._baselines(problem)
         num_before = self.num_evaluations
         best = self._search(problem, keep, progress)
         limit_ns = best.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
@@ -105,10 +113,10 @@ class Planner:
             is_interrupted=progress.is_stopped,
         )
 
-    def _common(self, problem: PlanProblem) -> tuple[dict[str, Policy], dict[str, Evaluation], Evaluation]:
+    def _baselines(self, problem: PlanProblem) -> _Baselines:
         """Evaluate the baselines on short steps, and "keep all" on the whole step; cached."""
         key = (problem.settings, problem.num_cards_per_node)
-        if key not in self.common:
+        if key not in self.baselines:
             trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
             policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in BASELINES}
             # If sequence pieces read caches of other pieces, full recompute is impossible.
@@ -118,9 +126,11 @@ class Planner:
             evaluations = {
                 name: evaluate_short(problem, policy, self.short_models) for name, policy in policies.items()
             }
-            self.common[key] = policies, evaluations, evaluate(problem, policies[KEEP_ALL])
-        policies, evaluations, keep = self.common[key]
-        return policies, {name: entry.within(problem) for name, entry in evaluations.items()}, keep.within(problem)
+            self.baselines[key] = _Baselines(policies, evaluations, evaluate(problem, policies[KEEP_ALL]))
+        policies, evaluations, keep = self.baselines[key]
+        return _Baselines(
+            policies, {name: entry.within(problem) for name, entry in evaluations.items()}, keep.within(problem)
+        )
 
     def plan_simple(self, problem: PlanProblem, full: Plan, progress: Progress = lambda: None) -> Plan:
         """Search the best policy with at most `MAX_ENTRIES` entries.

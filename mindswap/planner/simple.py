@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 from mindswap.errors import SimulationError
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short
@@ -80,9 +81,15 @@ def num_entries(policy: Policy) -> int:
     return sum(len(getattr(policy, name)) for name in ENTRY_FIELDS) + bool(policy.layer_recompute)
 
 
-def find_simple(
-    problem: PlanProblem, short_models: Sequence[StepModel], progress: Interruptible
-) -> tuple[Policy, Evaluation, int]:
+class SimpleResult(NamedTuple):
+    """Result of the search for a policy with few entries."""
+
+    policy: Policy
+    evaluation: Evaluation  # on the whole step
+    num_evaluations: int
+
+
+def find_simple(problem: PlanProblem, short_models: Sequence[StepModel], progress: Interruptible) -> SimpleResult:
     """Search the fastest policy with few entries that fits; if none fits, the one with the lowest peak.
 
     Args:
@@ -100,7 +107,7 @@ def find_simple(
         if evaluated[-1][1].fits or len(evaluated) == NUM_REPLAYED:
             break
     policy, evaluation = min(evaluated, key=lambda candidate: (not candidate[1].fits, candidate[1].peak_bytes))
-    return policy, evaluation, len(search.evaluated)
+    return SimpleResult(policy, evaluation, len(search.evaluated))
 
 
 class _SimpleSearch:

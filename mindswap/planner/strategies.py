@@ -6,6 +6,7 @@ The strategies are those that MindFormers accepts for a number of cards and an u
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from mindswap.errors import PlanError
 
@@ -100,9 +101,17 @@ class Strategy:
         return text + (", sequence" if self.has_sequence else "")
 
 
-def demand_of(strategy: Strategy, batch: Batch) -> tuple[int, int, bool]:
-    """Return quantities that the memory increases with: micro-batch size, and less expert or sequence parallelism."""
-    return batch.size, -strategy.experts, not strategy.has_sequence
+class Demand(NamedTuple):
+    """Quantities that the memory increases with."""
+
+    micro_batch_size: int
+    replicated_experts: int  # negative expert parallel size
+    is_sequence_replicated: bool  # no sequence parallelism
+
+
+def demand_of(strategy: Strategy, batch: Batch) -> Demand:
+    """Return the quantities that the memory of a candidate increases with."""
+    return Demand(batch.size, -strategy.experts, not strategy.has_sequence)
 
 
 def needs_more(candidate: tuple[Strategy, Batch], infeasible: tuple[Strategy, Batch]) -> bool:

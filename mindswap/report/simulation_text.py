@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,8 +70,16 @@ def format_share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if part and whole else "-"
 
 
-def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
-    """Return the headline figures: (figure, value, remark)."""
+class Headline(NamedTuple):
+    """A headline figure."""
+
+    head: Head
+    value: str
+    remark: str
+
+
+def headline(report: SimulationReport) -> tuple[Headline, ...]:
+    """Return the headline figures."""
     stage = report.peak_stage
     which = f"stage {stage.stage}, " if len(report.stages) > 1 else ""
     when = format_time(stage.moment.time_ns)
@@ -79,14 +88,15 @@ def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
     host = format_bytes(max(stage.host_bytes for stage in report.stages))
     terms = [f"{format_time(term.duration_ns)} {term.name}" for term in report.terms if term.duration_ns]
     budget = describe_budget(report.peak_bytes, report.budget_bytes, report.margin_permille)
+    mfu = f"{report.mfu:.1%}".replace("%", " %")
     return (
-        (Head.STEP_TIME, format_time(report.step_time_ns), f"of which {', '.join(terms)}" if terms else ""),
-        (Head.TOKENS, f"{report.tokens_per_s:.0f}", f"{report.num_cards} cards" * (report.num_cards > 1)),
-        (Head.MFU, f"{report.mfu:.1%}".replace("%", " %"), f"of {report.peak_flops / 1e12:.1f} TFLOPS per card"),
-        (Head.PEAK, format_bytes(stage.peak_bytes), budget),
-        (Head.MOMENT, when, which + describe_moment(stage.moment)),
-        (Head.EXPOSED, format_time(exposed), share),
-        (Head.HOST, host, f"pinned per card; {format_bytes(report.host_bytes_per_node)} per node"),
+        Headline(Head.STEP_TIME, format_time(report.step_time_ns), f"of which {', '.join(terms)}" if terms else ""),
+        Headline(Head.TOKENS, f"{report.tokens_per_s:.0f}", f"{report.num_cards} cards" * (report.num_cards > 1)),
+        Headline(Head.MFU, mfu, f"of {report.peak_flops / 1e12:.1f} TFLOPS per card"),
+        Headline(Head.PEAK, format_bytes(stage.peak_bytes), budget),
+        Headline(Head.MOMENT, when, which + describe_moment(stage.moment)),
+        Headline(Head.EXPOSED, format_time(exposed), share),
+        Headline(Head.HOST, host, f"pinned per card; {format_bytes(report.host_bytes_per_node)} per node"),
     )
 
 

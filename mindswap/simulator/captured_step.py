@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mindswap.config.step_settings import LAYERS_NOT_INLINED, StepSettings
 from mindswap.config.weight_sharding import UNSHARDED, WeightSharding, is_expert_weight
@@ -36,6 +37,14 @@ from mindswap.units import ceil_div
 GradientKey = tuple[int, tuple[int, ...]]
 
 
+class GradientBytes(NamedTuple):
+    """Memory of a gradient by lifetime, in bytes."""
+
+    until_next_op: int  # accumulated, or released after the reduction
+    until_optimizer: int  # input of the reduction, live until the optimizer starts
+    optimizer_input: int  # read by the optimizer
+
+
 @dataclass(frozen=True)
 class GradientRule:
     """Memory rule of the weight gradients of a step; sizes are those of full gradients in the dtype of the weight."""
@@ -59,26 +68,19 @@ class GradientRule:
         """Return whether a gradient is reduced over ranks; arguments as in `is_sharded_weight`."""
         return self.is_shared and (where, known.shape) not in self.own
 
-    def parts_bytes(self, size_bytes: int, is_sharded_weight: bool, is_reduced: bool) -> tuple[int, int, int]:
+    def parts_bytes(self, size_bytes: int, is_sharded_weight: bool, is_reduced: bool) -> GradientBytes:
         """Split the memory of a gradient by lifetime.
 
         Args:
             size_bytes: size of the full gradient.
             is_sharded_weight: whether its weight is sharded.
             is_reduced: whether it is reduced over ranks.
-
-        Returns:
-            Bytes until the next operator (accumulated, or released after the reduction); bytes until the optimizer
-            starts (input of the reduction); bytes that the optimizer reads.
         """
         if self.is_summed:
-            return size_bytes, 0, 0
+            return GradientBytes(size_bytes, 0, 0)
         is_passing = is_reduced and self.sharding.is_released
-        return (
-            size_bytes * is_passing,
-            size_bytes * (is_reduced and not is_passing),
-            self.shard_bytes(size_bytes, is_sharded_weight),
-        )
+        until_optimizer = size_bytes * (is_reduced and not is_passing)
+        return GradientBytes(size_bytes * is_passing, until_optimizer, self.shard_bytes(size_bytes, is_sharded_weight))
 
     def final_bytes(self, size_bytes: int, num_elements: int, num_shards: int) -> int:
         """Return the bytes of the scaled gradient that the optimizer reads.

@@ -4,6 +4,8 @@ An interval is live from its begin to just before its end: memory that is freed 
 the same time.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from mindswap.errors import SimulationError
@@ -45,11 +47,16 @@ def interval_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     return begin_ns, end_ns
 
 
-def _launch_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return three times of each operator: int64 ns, shape (num_ops,) each.
+class _LaunchTimes(NamedTuple):
+    """Times of each operator: int64 ns, shape (num_ops,)."""
 
-    Allocation of its outputs, release of inputs of which it is the last reader, and launch of the next operator.
-    """
+    allocation_ns: np.ndarray  # allocation of its outputs
+    release_ns: np.ndarray  # release of inputs of which it is the last reader
+    previous_end_ns: np.ndarray  # end of the last compute operator up to it, when the next one may be launched
+
+
+def _launch_times(timeline: Timeline) -> _LaunchTimes:
+    """Compute allocation and release times of all operators."""
     program = timeline.program
     ops, starts = program.ops, program.stage_starts
     position = np.arange(len(ops))
@@ -68,7 +75,7 @@ def _launch_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray, np.ndarra
         waiter[sends] = np.where(is_here, waiter[following], end_of_stage - 1)
     begins = np.append(timeline.op_start_ns, 0)[np.minimum(waiter, len(ops))]
     ends = np.where(is_compute, timeline.op_end_ns, np.maximum(begins, before_ns))
-    return np.where(is_compute, timeline.op_start_ns, before_ns), ends, before_ns
+    return _LaunchTimes(np.where(is_compute, timeline.op_start_ns, before_ns), ends, before_ns)
 
 
 def peak_memory(timeline: Timeline) -> np.ndarray:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -110,7 +111,7 @@ def find_waits(timeline: Timeline, stage: int) -> Waits:
             stalled[is_late].tolist(), begin_ns[is_late].tolist(), end_ns[is_late].tolist(),
             awaited[is_late].tolist(), strict=True,
         )
-        for piece in _pieces(timeline, on_network, collective, begin, end)
+        for piece in _wait_parts(timeline, on_network, collective, begin, end)
     ]  # fmt: skip
     whole = ~is_late
     late = np.array(rows, np.int64).reshape(-1, 4)
@@ -119,24 +120,30 @@ def find_waits(timeline: Timeline, stage: int) -> Waits:
     return ops, begins, ends, causes
 
 
-def _pieces(
-    timeline: Timeline, on_network: np.ndarray, op: int, begin_ns: int, end_ns: int
-) -> list[tuple[int, int, int]]:
-    """Return start, end and cause of the parts of a wait for a collective, walking back over what delayed it."""
-    found = []
+class _WaitPart(NamedTuple):
+    """A part of a wait."""
+
+    begin_ns: int
+    end_ns: int
+    cause: int  # `StallCause`
+
+
+def _wait_parts(timeline: Timeline, on_network: np.ndarray, op: int, begin_ns: int, end_ns: int) -> list[_WaitPart]:
+    """Return the parts of a wait for a collective, from the last one back to the operator that delayed it."""
+    parts = []
     while True:
         start_ns = int(timeline.op_start_ns[op])
-        found.append((max(begin_ns, start_ns), end_ns, int(StallCause.COMMUNICATION)))
+        parts.append(_WaitPart(max(begin_ns, start_ns), end_ns, int(StallCause.COMMUNICATION)))
         end_ns = start_ns
         held_ns = min(int(timeline.stall_ns[op]), end_ns - begin_ns)
         if held_ns > 0:
             is_bubble = timeline.stall_cause[op] == StallCause.PIPELINE
             cause = StallCause.PIPELINE if is_bubble else StallCause.COMMUNICATION
-            found.append((end_ns - held_ns, end_ns, int(cause)))
+            parts.append(_WaitPart(end_ns - held_ns, end_ns, int(cause)))
             end_ns -= held_ns
         before = int(np.searchsorted(on_network, op)) - 1
         if end_ns <= begin_ns or before < 0:
-            return found
+            return parts
         op = int(on_network[before])
 
 
@@ -154,7 +161,7 @@ def backward_by_segment_ns(timeline: Timeline, stage: int, num_segments: int) ->
     Returns:
         ns for each segment, with recompute; 0 outside the layers.
     """
-    kind, layer, micro_batch, duration_ns = _columns(timeline, stage)
+    kind, layer, micro_batch, duration_ns = _stage_ops(timeline, stage)
     num_sequences = timeline.program.num_sequences
     last = np.max(micro_batch) // num_sequences * num_sequences  # backward runs the sequence pieces in reverse
     is_backward = (kind == OpKind.BACKWARD) | (kind == OpKind.RECOMPUTE)
@@ -164,16 +171,24 @@ def backward_by_segment_ns(timeline: Timeline, stage: int, num_segments: int) ->
 
 def last_forward_ns(timeline: Timeline, stage: int) -> int:
     """Return the compute time of forward of the last micro-step on a stage, in ns."""
-    kind, _, micro_batch, duration_ns = _columns(timeline, stage)
+    kind, _, micro_batch, duration_ns = _stage_ops(timeline, stage)
     chosen = (kind == OpKind.FORWARD) & (micro_batch == np.max(micro_batch))
     return int(duration_ns[chosen].sum())
 
 
-def _columns(timeline: Timeline, stage: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return kind, layer, micro-batch and duration of the operators of a stage."""
+class _StageOps(NamedTuple):
+    """Columns of `Ops` of one stage."""
+
+    kind: np.ndarray
+    layer: np.ndarray
+    micro_batch: np.ndarray
+    duration_ns: np.ndarray
+
+
+def _stage_ops(timeline: Timeline, stage: int) -> _StageOps:
     ops, starts = timeline.program.ops, timeline.program.stage_starts
-    own = slice(int(starts[stage]), int(starts[stage + 1]))
-    return ops.kind[own], ops.layer[own], ops.micro_batch[own], ops.duration_ns[own]
+    span = slice(int(starts[stage]), int(starts[stage + 1]))
+    return _StageOps(ops.kind[span], ops.layer[span], ops.micro_batch[span], ops.duration_ns[span])
 
 
 def repeated_reduction_ns(
@@ -204,7 +219,7 @@ def exposed_reduction_ns(reduction_ns: Sequence[int], backward_ns: Sequence[int]
     The reduction of a segment's gradients starts when its backward has ended; reductions do not overlap each other.
 
         backward    | layer 2 | layer 1 | layer 0 |
-        exchange              | 2 2 |   | 1 1 1 1 1 | 0 0 |
+        reduction             | 2 2 |   | 1 1 1 1 1 | 0 0 |
                                                   |exposed|
 
     Args:

@@ -3,7 +3,7 @@
 import pytest
 
 from mindswap.config.pipeline_layout import Layout, Pipeline
-from mindswap.planner.balance import _parts_ns, balance_stages, busy_of, moved_layers, split_bubble
+from mindswap.planner.balance import _stage_times, balance_stages, busy_of, moved_layers, split_bubble
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.schedules import order_passes
@@ -58,7 +58,7 @@ def test_the_parts_of_a_bubble_are_the_whole():
 def test_work_that_waits_for_communication_counts_with_it():
     # Stage 1: 10 ns, 20 ns for a collective, 5 ns, 4 ns again, 6 ns backward; stage 0 works 7 ns.
     timeline = run_program(program_of("F7", "F10 C20@1 F5@2 R4 B6"))
-    assert _parts_ns(timeline) == [(7, 0, 0), (41, 4, 0)]
+    assert _stage_times(timeline) == [(7, 0, 0), (41, 4, 0)]
 
 
 def test_recompute_has_a_part_of_the_bubble():

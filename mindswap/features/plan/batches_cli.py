@@ -157,9 +157,17 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
     return 0 if is_ok else 1
 
 
+class FinishedPlan(NamedTuple):
+    """A plan after its dry runs and verification."""
+
+    data: dict[str, object]  # part of the JSON output about dry runs and verification
+    plan: StepPlan
+    is_ok: bool  # it fits, and the compiled graph follows it
+
+
 def finish_plan(
     args: argparse.Namespace, found: StepPlan, attempts: Sequence[DryRunPlan], target: str | None, line: str
-) -> tuple[dict[str, object], StepPlan, bool]:
+) -> FinishedPlan:
     """Print the dry runs, verify the plan and write it.
 
     A plan that does not fit on the backend, or that the compiled graph does not follow, is not written.
@@ -170,9 +178,6 @@ def finish_plan(
         attempts: plans with their dry runs; the last batch_plan replaces `found`.
         target: output file; None writes nothing.
         line: line to print after writing.
-
-    Returns:
-        The part of the JSON output about dry runs and verification, the final plan, and whether it is good.
     """
     data: dict[str, object] = {"dry_runs": attempts_to_json(attempts)} if attempts else {}
     if attempts:
@@ -183,7 +188,7 @@ def finish_plan(
     if is_ok and not target and not args.json:
         print_text("\nnext: -o FILE writes this plan")
     if not target or not is_ok:
-        return data, found, is_ok
+        return FinishedPlan(data, found, is_ok)
     is_asked = not (args.no_verify or found.plan.is_interrupted)
     verdict = verify_plan(found, not args.no_cache) if is_asked else None
     if verdict is not None:
@@ -195,7 +200,7 @@ def finish_plan(
         found.save(target, overwrite=args.overwrite or args.in_place)
         if not args.json:
             print_text(f"\n{line}")
-    return data, found, is_ok
+    return FinishedPlan(data, found, is_ok)
 
 
 def _file_layout(document: Document) -> Layout | None:

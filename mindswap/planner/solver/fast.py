@@ -76,6 +76,14 @@ class _ScoredAssignment(NamedTuple):
     assignment: np.ndarray
 
 
+class _SimulatedDistances(NamedTuple):
+    """Simulation of an assignment with one prefetch distance."""
+
+    score: Score
+    assignment: np.ndarray
+    min_distances: np.ndarray  # from `StageProblem.min_distances`
+
+
 def _score_of(scored: _ScoredAssignment) -> tuple[Score, float]:
     return scored.score, scored.link_utilization
 
@@ -89,9 +97,8 @@ class _Solver:
         # the best assignments so far, kept as starts of the local search if none of them fits
         self.infeasible_starts: list[np.ndarray] = []
         self.masters: dict[float, MasterProblem] = {}  # the last one of each utilization
-        self.scored: dict[
-            bytes, tuple[Score, np.ndarray]
-        ] = {}  # by assignment without distances: its score, and the assignment with distances
+        # assignment without distances -> its score, and the assignment with distances
+        self.scored: dict[bytes, tuple[Score, np.ndarray]] = {}
 
     def run(self, initial_assignments: Sequence[np.ndarray]) -> None:
         shape = (self.costs.num_layers, self.costs.num_groups)
@@ -358,17 +365,17 @@ class _Solver:
         are doubled as long as the step gets faster.
         """
 
-        def at(distance: int) -> tuple[Score, np.ndarray, np.ndarray]:
+        def simulate(distance: int) -> _SimulatedDistances:
             first = np.where(assignment > KEEP, distance, assignment)
             score, timeline = self.search.run(first)
-            return score, first, self.stage_problem.min_distances(timeline)
+            return _SimulatedDistances(score, first, self.stage_problem.min_distances(timeline))
 
-        score, first, min_distances = at(self.distance)
+        score, first, min_distances = simulate(self.distance)
         if not (assignment > KEEP).any():
             return score, first
         while min_distances.max() >= first.max() and not self.search.is_exhausted:
-            longer = at(2 * int(first.max()))
-            if longer[0].step_time_ns * 1000 >= score.step_time_ns * (1000 - MIN_GAIN_PERMILLE):
+            longer = simulate(2 * int(first.max()))
+            if longer.score.step_time_ns * 1000 >= score.step_time_ns * (1000 - MIN_GAIN_PERMILLE):
                 break
             score, first, min_distances = longer
         tried = (first, by_layer_assignment(first, min_distances), piecewise(first, min_distances))

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -82,9 +83,17 @@ def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
     return replace(fit, middle_error_permille=int(statistics.median(errors)), largest_error_permille=max(errors))
 
 
+class ShareFit(NamedTuple):
+    """Fit of the fraction of a link's bandwidth that collectives reach."""
+
+    permille: int  # the fraction, in thousandths
+    num_samples: int  # collectives
+    error_permille: int  # median relative error, in thousandths
+
+
 def fit_share(
     transfers: Iterable[Transfer], link: str, bandwidth_bytes_per_s: int, latency_ns: int = 0
-) -> tuple[int, int, int] | None:
+) -> ShareFit | None:
     """Fit the fraction of a link's bandwidth that collectives reach from start to end.
 
     Of equal collectives of the same size the fastest is used, because the others waited for a rank. The number of
@@ -98,8 +107,7 @@ def fit_share(
         latency_ns: fixed time of a collective.
 
     Returns:
-        Fraction in thousandths, number of collectives, and median relative error in thousandths; None without usable
-        transfers.
+        The fit; None without usable transfers.
     """
     groups: dict[tuple[str, int], list[Transfer]] = {}
     for transfer in transfers:
@@ -114,9 +122,9 @@ def fit_share(
     if not moved or not bandwidth_bytes_per_s:
         return None
     size, time = sum(n * size for n, size, _ in moved), sum(n * time for n, _, time in moved)
-    errors = [abs(one_size * time // size - one_time) * 1000 // one_time for _, one_size, one_time in moved]
+    errors = [abs(moved_bytes * time // size - busy_ns) * 1000 // busy_ns for _, moved_bytes, busy_ns in moved]
     permille = size * NS_PER_S * 1000 // (time * bandwidth_bytes_per_s)
-    return max(1, permille), sum(n for n, _, _ in moved), int(statistics.median(errors))
+    return ShareFit(max(1, permille), sum(n for n, _, _ in moved), int(statistics.median(errors)))
 
 
 def fit_contention(copies: Sequence[ProfiledCopy], out: LinkFit | None, back: LinkFit | None) -> tuple[int, int] | None:
@@ -144,10 +152,12 @@ def _overlaps(copies: Sequence[ProfiledCopy]) -> np.ndarray:
     rows = [(copy.start_ns, copy.duration_ns, 2 * copy.rank + copy.is_out) for copy in copies]
     start, duration, stream = np.array(rows, np.int64).reshape(-1, 3).T
     end, result = start + duration, np.zeros(len(copies), np.int64)
-    for own in np.unique(stream).tolist():
-        here, others = stream == own, stream == own ^ 1
-        begun, ended = (_passed(at[others], end[here]) - _passed(at[others], start[here]) for at in (start, end))
-        result[here] = begun - ended
+    for number in np.unique(stream).tolist():
+        selected, opposite = stream == number, stream == number ^ 1
+        begun, ended = (
+            _passed(time[opposite], end[selected]) - _passed(time[opposite], start[selected]) for time in (start, end)
+        )
+        result[selected] = begun - ended
     return result
 
 
