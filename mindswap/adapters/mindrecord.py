@@ -135,7 +135,7 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 MindSpore raises RuntimeError and classes of its own
         lines = str(error).splitlines() or [type(error).__name__]
         reason = next((line for line in lines if "[ERROR]" in line), lines[0])
-        print(f"\n{reason.replace('[ERROR] ', '')}", file=sys.stderr)
+        print(f"\n{reason.replace('[ERROR] ', '')}", file=sys.stderr)  # noqa: T201 a process of its own
         return 1
 
 

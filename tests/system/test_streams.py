@@ -1,10 +1,8 @@
 """Failures of files and streams are messages with exit code 1: each in a process of its own, as a shell starts it."""
 
-import ast
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -166,15 +164,3 @@ def test_text_of_files_is_shown_and_not_obeyed(tmp_path):
 def test_warnings_are_shown_and_not_obeyed(capsys):
     record = logging.makeLogRecord({"msg": "ignored %s", "args": (HOSTILE,)})
     assert MessageFormatter("%(message)s").format(record) == f"ignored {SHOWN}"
-
-
-# Output that is printed as it is: of colours, whose parts are escaped, and of YAML, which can hold no such characters.
-RAW = {("check", "join"), ("convert", "text"), ("command_line", "printable")}
-
-
-def test_commands_print_with_escapes_only():
-    files = [*(ROOT / "mindswap/features").glob("*/*cli.py"), *(ROOT / "mindswap/command_line").glob("*.py")]
-    found = [(file.parent.name, node) for file in files for node in ast.walk(ast.parse(file.read_text("utf-8")))]
-    calls = [(name, node) for name, node in found if isinstance(node, ast.Call) and ast.unparse(node.func) == "print"]
-    words = {(name, word) for name, node in calls for word in re.findall(r"\w+", ast.unparse(node.args[0]))}
-    assert len(calls) == len(RAW) and words >= RAW

@@ -135,4 +135,4 @@ if __name__ == "__main__":  # in the child: the request is the only argument, th
             answer = to_plain(plan_training(Path(config), requested_bytes, from_plain(corrections_data, CLASSES)))
     except MindswapError as error:
         answer = {"refused": str(error)}
-    print(json.dumps(answer))
+    print(json.dumps(answer))  # noqa: T201 JSON escapes

@@ -88,5 +88,5 @@ def _check_file(args: argparse.Namespace, path: str) -> int:
     parts.append(f"{format_counts(checked.problems, checked.ignored)}; read as {checked.form.value}")
     if checked.layers:
         parts += ["", printable(checked.layers)]
-    print("\n".join(parts))  # with colours: each part has been made printable
+    print("\n".join(parts))  # noqa: T201 with colours: each part has been made printable
     return int(has_errors)

@@ -103,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         data = {"written": target or None, "text": made.text, **made.data, **problems_to_data(made.problems)}
         return answer(args, data, "", not has_errors)
     if not target:
-        print(made.text, flush=True, end="" if made.text.endswith(("\n", "\r")) else "\n")
+        end = "" if made.text.endswith(("\n", "\r")) else "\n"
+        print(made.text, flush=True, end=end)  # noqa: T201 YAML, which can hold no such characters
     if made.problems:
         print_text(format_problems(made.problems), is_message=True)
     if target:
