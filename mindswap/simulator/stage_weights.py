@@ -6,7 +6,6 @@ from itertools import chain
 from typing import NamedTuple
 
 from mindswap.config.step_settings import StepSettings
-from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.constants import constant_bytes, constant_operator_bytes
 from mindswap.graph.model import Graph
 from mindswap.graph.sequences import cache_bytes
@@ -70,9 +69,10 @@ def weigh_stages(
     Raises:
         CostError: if the optimizer is unknown.
     """
-    placed = _place_parameters(captured, layout, settings.sharding)
+    weights = find_parameters(captured.graph, settings.sharding)
+    placed = _place_parameters(weights, captured.sample.layer_map, layout)
     parameters = tuple(tuple(parameter for _, parameter in stage) for stage in placed)
-    rule = _gradient_rule(captured.graph, settings)
+    rule = _gradient_rule(weights, settings)
     # With one micro-step, tensors computed from constants are ordinary activations.
     forward_bytes, step_bytes = constant_operator_bytes(plain) if settings.num_micro_steps > 1 else (0, 0)
     reduction_ns = tuple(_exchange_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
@@ -142,32 +142,31 @@ def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettin
 
 
 def _place_parameters(
-    captured: CapturedStep, layout: StageLayout, sharding: WeightSharding
+    weights: Sequence[Parameter], layer_map: Sequence[int], layout: StageLayout
 ) -> list[list[tuple[int, Parameter]]]:
     """Return (segment, weight) pairs of each stage; a layer has the weights of its representative layer."""
     # For each segment the source of its weights: (position of a compiled layer, is after the layers).
-    sources = [(None, False), *((position, False) for position in captured.sample.layer_map), (None, True)]
-    placed = find_parameters(captured.graph, sharding)
+    sources = [(None, False), *((position, False) for position in layer_map), (None, True)]
     return [
         [
             (segment, weight)
             for segment in chain(*stage)
-            for weight in placed
+            for weight in weights
             if (weight.layer_index, weight.is_after_layers) == sources[segment]
         ]
         for stage in layout.chunks
     ]
 
 
-def _gradient_rule(graph: Graph, settings: StepSettings) -> GradientRule:
+def _gradient_rule(weights: Sequence[Parameter], settings: StepSettings) -> GradientRule:
     """Build the memory rule of gradients, which have no names, from the names of their weights."""
-    placed, ranks = find_parameters(graph, settings.sharding), settings.sharding.num_ranks
+    num_ranks = settings.sharding.num_ranks
     return GradientRule(
         settings.num_micro_steps > 1,
         settings.sharding,
-        frozenset(gradient_key(weight) for weight in placed if num_parameter_shards(weight, ranks) < ranks),
+        frozenset(gradient_key(weight) for weight in weights if num_parameter_shards(weight, num_ranks) < num_ranks),
         max(settings.data_parallel * settings.context_parallel, settings.num_optimizer_shards) > 1,
-        frozenset(gradient_key(weight) for weight in placed if weight.num_copies == 1),
+        frozenset(gradient_key(weight) for weight in weights if weight.num_copies == 1),
     )
 
 

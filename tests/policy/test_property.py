@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level
 from mindswap.config.render import document_from_data
-from mindswap.report.policy_text import format_policy, summarize_policy
+from mindswap.policy.summary import summarize_policy
+from mindswap.report.policy_text import format_policy
 from mindswap.report.problems import format_problems
 from mindswap.rules.checker import check_before_network, check_document, check_shape
 from tests.builders import LLAMA_USES, trees

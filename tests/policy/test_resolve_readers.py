@@ -25,8 +25,8 @@ from mindswap.policy.coverage import Coverage
 from mindswap.policy.formats.mindformers1.read import read_settings
 from mindswap.policy.model import ALL_LAYERS, ENTRY_FIELDS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
+from mindswap.policy.summary import MemoryAction, summarize_policy
 from mindswap.pynative.schedule import find_distances
-from mindswap.report.policy_text import MemoryAction, summarize_policy
 from mindswap.rules.context import Context
 from tests.pynative.builders import chain
 from tests.strength import examples

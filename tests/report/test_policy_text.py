@@ -1,6 +1,7 @@
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.report.policy_text import format_actions, format_policy, summarize_policy
+from mindswap.policy.summary import summarize_policy
+from mindswap.report.policy_text import format_actions, format_policy
 from tests.builders import layer, trees
 
 CASE_4 = Policy(

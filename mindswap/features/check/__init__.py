@@ -15,8 +15,9 @@ from mindswap.config.problem import Problem, sort_problems
 from mindswap.config.source import as_document
 from mindswap.errors import LaunchError
 from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format
+from mindswap.policy.summary import summarize_policy
 from mindswap.policy.wording import closest_names
-from mindswap.report.policy_text import format_policy, summarize_policy
+from mindswap.report.policy_text import format_policy
 from mindswap.report.pynative import format_layers_2x, pynative_notes, settings_effect_to_json
 from mindswap.rules.checker import MODEL_RULES, CheckResult, check_document, check_pynative, missing_num_layers
 from mindswap.rules.context import Context

@@ -11,8 +11,9 @@ from mindswap.policy.coverage import Coverage
 from mindswap.policy.formats.mindformers1.stage_recompute import StageRecompute
 from mindswap.policy.formats.mindformers2.tables import ConfigFormat, Model
 from mindswap.policy.model import Policy
+from mindswap.policy.summary import LayerGroup, MemoryAction, PolicySummary, summarize_policy
 from mindswap.policy.wording import index_runs, name_indices
-from mindswap.report.policy_text import LayerGroup, MemoryAction, PolicySummary, format_actions, summarize_policy
+from mindswap.report.policy_text import format_actions
 from mindswap.report.problems import escape
 from mindswap.report.tables import format_table
 
