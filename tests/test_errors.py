@@ -16,11 +16,8 @@ SIGNALS = {"UnsolvedError", "Stop"}
 def exceptions_of_the_package() -> set[type[Exception]]:
     """Exceptions that its modules define; those of `adapters` need MindSpore."""
     names = [module.name for module in pkgutil.walk_packages(mindswap.__path__, "mindswap.")]
-    modules = [
-        importlib.import_module(name)
-        for name in names
-        if not name.startswith(("mindswap.adapters", "mindswap.__main__"))
-    ]
+    importable = [name for name in names if "adapters" not in name and not name.endswith("__main__")]
+    modules = [importlib.import_module(name) for name in importable]
     members = [member for module in modules for member in vars(module).values() if inspect.isclass(member)]
     return {member for member in members if issubclass(member, Exception) and member.__module__.startswith("mindswap")}
 
