@@ -205,6 +205,15 @@ def _has_defaults(policy: Policy, option: str) -> bool:
 
 
 def _apply_layer(layer, decisions_of_layer: LayerDecisions, policy: Policy) -> None:
+    _apply_recompute(layer, decisions_of_layer, policy)
+    if decisions_of_layer.layer_prefetch is not None:
+        layer.offload(backward_prefetch=decisions_of_layer.layer_prefetch)
+    for swap in decisions_of_layer.op_swaps:
+        for primitive in _primitives(layer, (swap.match,)):
+            primitive._offload(backward_prefetch=swap.entry.prefetch)
+
+
+def _apply_recompute(layer, decisions_of_layer: LayerDecisions, policy: Policy) -> None:
     if decisions_of_layer.is_fully_recomputed:
         options = _recompute_options(policy)
         if decisions_of_layer.is_output_recomputed:
@@ -222,11 +231,6 @@ def _apply_layer(layer, decisions_of_layer: LayerDecisions, policy: Policy) -> N
         _recompute_primitive(primitive, False)
     for primitive in _primitives(layer, unique_matches(decisions_of_layer.comm_excludes)):
         primitive.add_prim_attr("recompute_comm_op", False)
-    if decisions_of_layer.layer_prefetch is not None:
-        layer.offload(backward_prefetch=decisions_of_layer.layer_prefetch)
-    for swap in decisions_of_layer.op_swaps:
-        for primitive in _primitives(layer, (swap.match,)):
-            primitive._offload(backward_prefetch=swap.entry.prefetch)
 
 
 def _recompute_primitive(primitive, mode: bool = True) -> None:

@@ -128,6 +128,25 @@ def _check_gradients() -> None:
         raise ApplyError(f"mindspore {ms.__version__} differentiates by other functions: swap would be unsafe")
 
 
+def _pointer_paths(tensor, data: int, words: Callable[[int, int], tuple[int, ...]]) -> Iterator[tuple[int, int, int]]:
+    """Yield offsets of pointers that lead from a Python object to the data of its tensor.
+
+    Args:
+        tensor: the tensor.
+        data: address of its data.
+        words: (address, number) -> 8-byte words at an address.
+    """
+
+    def targets(address: int) -> list[tuple[int, int]]:
+        return [(8 * k, word) for k, word in enumerate(words(address, _NUM_WORDS)) if word > data % 8 + _NUM_WORDS]
+
+    for first, of_tensor in targets(id(tensor))[: type(tensor).__basicsize__ // 8]:
+        for second, of_address in targets(of_tensor):
+            for third, of_memory in targets(of_address):
+                if words(of_memory, 1)[0] == data:
+                    yield first, second, third
+
+
 @functools.cache
 def pointer_offsets() -> tuple[int, ...]:
     """Find the offsets of the pointers in a Python object, a C++ tensor and an address object.
@@ -147,16 +166,6 @@ def pointer_offsets() -> tuple[int, ...]:
             except (OSError, ValueError, OverflowError, struct.error):
                 return (0,) * number
 
-        def targets(address: int) -> list[tuple[int, int]]:
-            return [(8 * k, word) for k, word in enumerate(words(address, _NUM_WORDS)) if word > data % 8 + _NUM_WORDS]
-
-        def paths():
-            for first, of_tensor in targets(id(tensor))[: type(tensor).__basicsize__ // 8]:
-                for second, of_address in targets(of_tensor):
-                    for third, of_memory in targets(of_address):
-                        if words(of_memory, 1)[0] == data:
-                            yield first, second, third
-
         def is_right(where) -> bool:
             """Return whether the offsets detect each of four temporary references, and their absence."""
             references = (
@@ -172,7 +181,7 @@ def pointer_offsets() -> tuple[int, ...]:
                 seen += [_has_expected_counts([tensor], where, words)]
             return seen == [False, True] * len(references)
 
-        offsets = next(filter(is_right, itertools.islice(paths(), 100)), None)
+        offsets = next(filter(is_right, itertools.islice(_pointer_paths(tensor, data, words), 100)), None)
     if offsets is None:
         raise ApplyError(
             f"mindspore {ms.__version__} does not show who else holds a tensor: a swap could change gradients\n"

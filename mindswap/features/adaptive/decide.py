@@ -53,13 +53,18 @@ def decide(state: State, event: Event) -> Next:
             return _out_of_memory(state, event)
         case Ended(Outcome.KILLED, step, text):
             return _killed(state, step, text)
-        case Ended(outcome, step, text, exit_code):
-            state = _close(state, outcome, step, text)
-            if outcome is Outcome.FINISHED:
-                return _end(state, 0, "the training finished")
-            if outcome is Outcome.INTERRUPTED:
-                return _end(state, 130, "interrupted; the same command goes on from the newest checkpoint")
-            return _end(state, exit_code, f"the training failed (not out of memory):\n{text}")
+        case Ended():
+            return _finish(state, event)
+
+
+def _finish(state: State, event: Ended) -> Next:
+    """End the run after training that finished, was interrupted, or failed other than by memory."""
+    state = _close(state, event.outcome, event.step, event.text)
+    if event.outcome is Outcome.FINISHED:
+        return _end(state, 0, "the training finished")
+    if event.outcome is Outcome.INTERRUPTED:
+        return _end(state, 130, "interrupted; the same command goes on from the newest checkpoint")
+    return _end(state, event.exit_code, f"the training failed (not out of memory):\n{event.text}")
 
 
 def _open(state: State) -> Next:

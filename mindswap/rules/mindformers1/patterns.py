@@ -116,11 +116,9 @@ def unmatched_pattern(context: Context) -> Iterator[Finding]:
     }
     num_unmatched = 0
     for statement in statements:
-        pattern = statement.pattern
-        if pattern is None or WIDE.search(pattern) or not statement.layers or coverage.error(pattern) is not None:
-            continue
-        missing = _layers_without_match(pattern, statement.layers, coverage)
-        if not missing:
+        pattern = _specific_pattern(statement, coverage)
+        missing = _layers_without_match(pattern, statement.layers, coverage) if pattern is not None else None
+        if pattern is None or not missing:
             continue
         if context.matches_anything(statement):
             yield from _partly_unmatched(statement, missing)
@@ -133,6 +131,14 @@ def unmatched_pattern(context: Context) -> Iterator[Finding]:
             num_unmatched += 1
             near = _near_paths(pattern, coverage) if num_unmatched <= MAX_COMPARED_PATTERNS else []
             yield _unmatched(statement, pattern, coverage, near)
+
+
+def _specific_pattern(statement: Statement, coverage: Coverage) -> str | None:
+    """Return the pattern of a statement if it is valid, has layers, and does not match any operator by design."""
+    pattern = statement.pattern
+    if pattern is None or WIDE.search(pattern) or not statement.layers or coverage.error(pattern) is not None:
+        return None
+    return pattern
 
 
 def _layers_without_match(pattern: str, layers: Layers, coverage: Coverage) -> Layers:
