@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mindswap.config.problem import Location
 
@@ -57,18 +58,23 @@ def name_character(character: str) -> str:
     return f"{shown}(U+{ord(character):04X}, {unicodedata.name(character, 'no name')})"
 
 
-def find_wide(lines: list[str], first: int, last: int) -> Iterator[tuple[int, int, str]]:
-    """Yield line, column and character of each look-alike outside of quotes and comments.
+class LocatedCharacter(NamedTuple):
+    """A look-alike in a text; line and column count from 1."""
+
+    line: int
+    column: int
+    character: str
+
+
+def find_wide(lines: list[str], first: int, last: int) -> Iterator[LocatedCharacter]:
+    """Yield each look-alike outside of quotes and comments.
 
     Args:
         lines: lines of the text.
         first: index of the first line to search, from 0.
         last: index of the last line to search, from 0.
-
-    Yields:
-        Line and column, both from 1, and the character.
     """
     for number in range(max(first, 0), min(last + 1, len(lines))):
         code = re.sub(r"'[^']*'|\"[^\"]*\"|(?:^|(?<=\s))#.*", lambda match: "x" * len(match[0]), lines[number])
         for match in WIDE.finditer(code):
-            yield number + 1, match.start() + 1, match[0]
+            yield LocatedCharacter(number + 1, match.start() + 1, match[0])

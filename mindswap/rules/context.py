@@ -4,6 +4,7 @@ import functools
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from mindswap.config import findings as rules
 from mindswap.config.nodes import Document
@@ -86,6 +87,14 @@ class StatementOverlap:
 
     layers: Layers  # the layers they share
     operators: tuple[str, ...] = ()  # the operators they share; empty if the model is not known
+
+
+class OverlappingPair(NamedTuple):
+    """Two statements that share operators."""
+
+    left: Statement
+    right: Statement
+    overlap: StatementOverlap
 
 
 class RecomputeIndex:
@@ -190,16 +199,14 @@ class Context:
         length = min(len(left_parts), len(right_parts))
         return StatementOverlap(layers) if left_parts[:length] == right_parts[:length] else None
 
-    def overlaps(
-        self, lefts: Iterable[Statement], rights: Iterable[Statement]
-    ) -> Iterator[tuple[Statement, Statement, StatementOverlap]]:
+    def overlaps(self, lefts: Iterable[Statement], rights: Iterable[Statement]) -> Iterator[OverlappingPair]:
         """Yield all pairs of a left and a right statement that share operators, with their overlap."""
         index = StatementIndex(rights)
         for left in lefts:
             for right in index.candidates(left.layers):
                 overlap = self.overlap(left, right)
                 if overlap is not None:
-                    yield left, right, overlap
+                    yield OverlappingPair(left, right, overlap)
 
     def recomputed_operators(self, layer_index: int) -> frozenset[str]:
         """Return the recomputed operators of a layer without excluded ones; the model must be known."""

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindswap.config.findings import Finding
 from mindswap.config.nodes import Document, DocumentNode, is_int, to_data
@@ -41,6 +41,14 @@ SYNONYMS = {
 }
 
 
+class LocatedValue(NamedTuple):
+    """A value that a refusal is about."""
+
+    path: str  # key path, as spelled in the file
+    node: DocumentNode | None  # None if the key is missing
+    location: Location  # location of the value, else of its section or the file
+
+
 class Values:
     """Values of a configuration by key path, such as `parallel_config.data_parallel`, for conditions.
 
@@ -70,15 +78,15 @@ class Values:
                 return candidate, node
         return spelled[0], None
 
-    def locate(self, paths: Sequence[str]) -> tuple[str, DocumentNode | None, Location]:
-        """Return the first of some paths that is set, its node, and its location."""
+    def locate(self, paths: Sequence[str]) -> LocatedValue:
+        """Return the first of some paths that is set; the first path if none is."""
         for path in paths:
             spelled, node = self.find(path)
             if node is not None:
-                return spelled, node, node.location
+                return LocatedValue(spelled, node, node.location)
         first = _spellings(paths[0])[0]
         section = self.document.entry(first.partition(".")[0])
-        return first, None, section.location if section is not None else Location(self.document.file)
+        return LocatedValue(first, None, section.location if section is not None else Location(self.document.file))
 
     def count(self, path: str) -> int:
         """Return a positive integer; 1 if the value is missing or invalid."""
@@ -190,13 +198,14 @@ def find_refusals(context: Context, refusals: Sequence[Refusal]) -> Iterator[Fin
     if values("run_mode") in OTHER_MODES:
         return
     for refusal in refusals:
-        path, node, location = values.locate((refusal.at,) if isinstance(refusal.at, str) else refusal.at)
-        is_read = refusal.is_always_read or values.is_parallel or path.partition(".")[0] != "parallel"
+        value = values.locate((refusal.at,) if isinstance(refusal.at, str) else refusal.at)
+        is_read = refusal.is_always_read or values.is_parallel or value.path.partition(".")[0] != "parallel"
         if not is_read or not _is_true(refusal.holds, values):
             continue
         message, allowed, fix = (_text(text, values) for text in (refusal.message, refusal.allowed, refusal.fix))
-        for part in refusal.parts(values) if refusal.parts is not None and node is not None else [Part(())]:
-            located = find_part(part, path, node, location)
+        has_parts = refusal.parts is not None and value.node is not None
+        for part in refusal.parts(values) if refusal.parts is not None and has_parts else [Part(())]:
+            located = find_part(part, value.path, value.node, value.location)
             yield Finding(
                 location=located.location,
                 message=f"{located.path}:{located.text} {message}",

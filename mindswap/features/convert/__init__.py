@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindswap.config.nodes import Document, to_data
 from mindswap.config.parse import parse_document
@@ -146,17 +146,17 @@ def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Conv
         raise PolicyError(problems)
     if options.num_layers is None:
         raise AssertionError("a policy for an unknown number of layers")
-    policy, kept, dropped = _with_present(made.policy, options, request.document, trees)
-    sections = policy_sections(policy, request.document.data(), options.num_layers)
-    for name in kept:
+    merged = _with_present(made.policy, options, request.document, trees)
+    sections = policy_sections(merged.policy, request.document.data(), options.num_layers)
+    for name in merged.unchanged_sections:
         sections.pop(name, None)
     summary = {
         "recompute_config": [line for line in made.summary if not line.startswith("offload")],
         "swap_config": [line for line in made.summary if line.startswith("offload")],
     }
     comments = {name: "\n".join(["from Megatron-LM", *lines]) for name, lines in summary.items() if lines}
-    problems = sort_problems((*problems, *dropped, *_compare_pipelines(options, request.document)))
-    return Converted(sections, problems, policy, comments), options.num_layers
+    problems = sort_problems((*problems, *merged.warnings, *_compare_pipelines(options, request.document)))
+    return Converted(sections, problems, merged.policy, comments), options.num_layers
 
 
 def _read_script(script: str) -> str:
@@ -203,24 +203,28 @@ def _find_trees(source: MegatronSource, document: Document, options: MegatronOpt
     return find_layer_trees(document.file, load_layer_trees(model_section(document), num_layers), num_layers)
 
 
+class _MergedPolicy(NamedTuple):
+    """Policy of Megatron's options, merged with settings of CONFIG."""
+
+    policy: Policy
+    unchanged_sections: tuple[str, ...] = ()  # sections of CONFIG that stay as they are
+    warnings: tuple[Problem, ...] = ()
+
+
 def _with_present(
     policy: Policy, options: MegatronOptions, document: Document, trees: LayerTrees | None
-) -> tuple[Policy, tuple[str, ...], tuple[Problem, ...]]:
-    """Merge the policy with settings of CONFIG that Megatron's options lack.
-
-    Returns:
-        The policy, the names of unchanged sections, and warnings.
-    """
+) -> _MergedPolicy:
+    """Merge the policy with settings of CONFIG that Megatron's options lack."""
     if options.num_layers is None:
         raise AssertionError("a policy for an unknown number of layers")
     is_on = document.value("swap_config", "swap") is True
     kept = ("swap_config",) if is_on and not options.fine_grained_activation_offloading else ()
     if options.granularity is not None or document.root is None:
-        return policy, kept, ()
+        return _MergedPolicy(policy, kept)
     if is_on:
-        return policy, ("recompute_config", "mindswap"), ()
+        return _MergedPolicy(policy, ("recompute_config", "mindswap"))
     counted = to_index_form(document, options.num_layers, trees)
-    return replace(counted.policy, op_swap=policy.op_swap), kept, counted.problems
+    return _MergedPolicy(replace(counted.policy, op_swap=policy.op_swap), kept, counted.problems)
 
 
 def _compare_pipelines(options: MegatronOptions, document: Document) -> tuple[Problem, ...]:

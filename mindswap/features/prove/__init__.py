@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.config.nodes import Document
@@ -59,20 +59,25 @@ class ProofRequest:
         return self.folder / f"{name}.yaml"
 
 
-def prove(
-    request: ProofRequest, document: Document, is_put_aside: bool, begin_s: float
-) -> tuple[Proof | None, Path | None, int]:
+class ProveResult(NamedTuple):
+    """Result of `prove`."""
+
+    proof: Proof | None  # incomplete if interrupted; None if no run was started
+    archive: Path | None  # support bundle; None if no run was started
+    exit_code: int  # 0 if no check failed, 1 if one did, 128 + signal number if interrupted
+
+
+def prove(request: ProofRequest, document: Document, archives_old: bool, begin_s: float) -> ProveResult:
     """Run a configuration, compare it with its simulation, and write a report and an archive into the folder.
 
     Args:
         request: runs to make, and their output folder.
         document: the configuration, from `load_trainable`.
-        is_put_aside: whether to rename an existing output folder.
+        archives_old: whether to rename an existing output folder.
         begin_s: start of the command, of `time.monotonic`.
 
     Returns:
-        The proof, incomplete if interrupted, and the archive, both None if no run was started; the exit code: 0 if no
-        check failed, 1 if one did, 128 + signal number if interrupted.
+        Proof, archive and exit code.
 
     Raises:
         LaunchError: if the runs cannot start.
@@ -80,7 +85,7 @@ def prove(
     """
     if request.cluster is None:
         _require_cards(document, request.wanted.num_workers)
-    make_fresh(request.folder, is_put_aside, "-o ANOTHER_FOLDER, or --overwrite")
+    make_fresh(request.folder, archives_old, "-o ANOTHER_FOLDER, or --overwrite")
     become_subreaper()
     code, proof = 1, None
     try:
@@ -96,13 +101,13 @@ def prove(
         stop_descendants()
     if proof is None:
         request.report_status(f"no run was started; {request.folder} has what there is")
-        return None, None, code
+        return ProveResult(None, None, code)
     proof = replace(proof, is_interrupted=code > 1, wall_s=time.monotonic() - begin_s)
     proof = replace(proof, checks=make_checks(proof))
     answer = answer_text("prove", proof_to_json(proof), proof.is_ok)
     write_new(request.folder / "report.json", answer + "\n", overwrite=True)
     write_new(request.folder / "report.html", format_proof_html(proof), overwrite=True)
-    return proof, pack(request.folder), code or int(not proof.is_ok)
+    return ProveResult(proof, pack(request.folder), code or int(not proof.is_ok))
 
 
 def _require_cards(document: Document, num_workers: int) -> None:

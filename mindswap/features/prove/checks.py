@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from mindswap.features.prove.proof import Check, MeasuredRun, Proof, Simulated, Variant, Verdict
 from mindswap.units import format_bytes, format_difference, format_time
@@ -95,27 +96,41 @@ def _check_losses(proof: Proof, variant: Variant, off: Variant | None) -> Iterat
         yield Check(variant.name, name, expected, "no losses", Verdict.FAIL, "no worker reported a step")
         return
     tolerance = 0.0 if is_exact else LOSS_TOLERANCE  # a loss that is no number is near to none, and proves nothing
-    differing = [pair for pair in pairs if not math.isclose(*pair[2:], rel_tol=tolerance)]
-    largest = max(abs(a - b) / max(abs(a), 1e-30) if a != b else 0.0 for *_, a, b in pairs)
+    differing = [pair for pair in pairs if not math.isclose(pair.off_loss, pair.loss, rel_tol=tolerance)]
+    largest = max(pair.relative_difference for pair in pairs)
     if not differing:
         seen = (
             f"{len(pairs)} losses equal" if largest == 0 else f"{len(pairs)} losses, differing by {largest:.2g} at most"
         )
         yield Check(variant.name, name, expected, seen, Verdict.PASS)
         return
-    worker, step, a, b = differing[0]
+    first = differing[0]
     seen = f"{len(differing)} of {len(pairs)} differ, by {largest:.2g} at most"
-    reason = f"first in worker {worker}, step {step}: {a!r} with swap off, {b!r}"
+    reason = f"first in worker {first.worker}, step {first.step}: {first.off_loss!r} with swap off, {first.loss!r}"
     yield Check(variant.name, name, expected, seen, Verdict.FAIL, reason)
 
 
-def _loss_pairs(off: MeasuredRun, other: MeasuredRun) -> Iterator[tuple[int, int, float, float]]:
-    """Yield (worker, step, loss with swap off, loss) of all steps in both runs."""
-    before = {(worker.number, step.number): step.loss for worker in off.workers for step in worker.steps}
+class _LossPair(NamedTuple):
+    """Losses of one step of a worker in two runs."""
+
+    worker: int
+    step: int
+    off_loss: float  # with swap off
+    loss: float
+
+    @property
+    def relative_difference(self) -> float:
+        """Difference relative to the loss with swap off."""
+        return abs(self.off_loss - self.loss) / max(abs(self.off_loss), 1e-30) if self.off_loss != self.loss else 0.0
+
+
+def _loss_pairs(off: MeasuredRun, other: MeasuredRun) -> Iterator[_LossPair]:
+    """Yield the losses of all steps in both runs."""
+    off_losses = {(worker.number, step.number): step.loss for worker in off.workers for step in worker.steps}
     for worker in other.workers:
         for step in worker.steps:
-            if (worker.number, step.number) in before:
-                yield worker.number, step.number, before[worker.number, step.number], step.loss
+            if (worker.number, step.number) in off_losses:
+                yield _LossPair(worker.number, step.number, off_losses[worker.number, step.number], step.loss)
 
 
 def _check_figures(proof: Proof, variant: Variant, measured: MeasuredRun, simulated: Simulated) -> Iterator[Check]:

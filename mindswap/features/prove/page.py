@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindswap.features.prove.proof import Proof, Verdict
 from mindswap.report.device_figures import format_figure
@@ -90,18 +90,28 @@ def format_proof_html(proof: Proof) -> str:
     )
 
 
-def _cards(proof: Proof) -> Iterable[tuple[str, str, str, str]]:
+class _Card(NamedTuple):
+    """Headline figure of the page."""
+
+    name: str
+    value: str
+    remark: str
+    judgement: str = ""  # `good`, `bad` or ""
+
+
+def _cards(proof: Proof) -> Iterable[_Card]:
     counts = count_verdicts(proof)
-    badge = "bad" if counts[Verdict.FAIL] or proof.is_interrupted else "good"
-    yield "checks that hold", f"{counts[Verdict.PASS]} of {len(proof.checks)}", verdict_line(proof), badge
+    judgement = "bad" if counts[Verdict.FAIL] or proof.is_interrupted else "good"
+    num_passed = f"{counts[Verdict.PASS]} of {len(proof.checks)}"
+    yield _Card("checks that hold", num_passed, verdict_line(proof), judgement)
     for variant in proof.variants:
         step, remark = variant.figures[0], variant.skipped
         value = format_time(step.measured) if step.measured is not None else "not timed"
         if step.simulated is not None:
             where = " on the device" if proof.target == "CPU" else ""
             remark = f"{format_time(step.simulated)} simulated{where}"
-        yield f"{variant.name}: step on {proof.target}", value, f"{remark}; {variant.title}", ""
-    yield "the whole proof took", format_time(round(proof.wall_s * 1e9)), "", ""
+        yield _Card(f"{variant.name}: step on {proof.target}", value, f"{remark}; {variant.title}")
+    yield _Card("the whole proof took", format_time(round(proof.wall_s * 1e9)), "")
 
 
 def _losses(proof: Proof) -> dict[str, list[Any]]:

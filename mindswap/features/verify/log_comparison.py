@@ -120,34 +120,49 @@ def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) 
 def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Message]:
     """Compare the `Set ...` lines with those of the policy."""
     # If unmatched pieces remain, a line joined from pieces may be wrong.
-    sure = [line for line in log.set_lines if not (line.is_repaired and log.broken_lines)]
-    own = {line.text: line for line in sure if not line.is_upstream}
-    if log.has_upstream_swap or len(own) < len(sure):
-        yield _message("upstream", also=", mindswap's are there too" if own else "")
-        if not own:
+    reliable = [line for line in log.set_lines if not (line.is_repaired and log.broken_lines)]
+    logged = {line.text: line for line in reliable if not line.is_upstream}
+    if log.has_upstream_swap or len(logged) < len(reliable):
+        yield _message("upstream", also=", mindswap's are there too" if logged else "")
+        if not logged:
             return
     has_started = bool(log.is_finished or log.last_step)
-    if wanted and not own and not log.broken_lines and has_started:
+    if wanted and not logged and not log.broken_lines and has_started:
         yield _message("nothing-set")
         return
-    missing = [line for text, line in wanted.items() if text not in own]
-    foreign = [line for text, line in own.items() if text not in wanted]
-    other = [line for line in foreign if any(_is_same_place(line, asked) for asked in missing)]
-    if other:
-        asked = next(asked for asked in missing if _is_same_place(other[0], asked))
-        yield _message("other-policy", layers=_layers(other), logged=other[0].text, asked=asked.text)
-    if extra := [line for line in foreign if line not in other]:
-        yield _message("more", layers=_layers(extra), logged=extra[0].text)
-    if gone := [line for line in missing if not any(_is_same_place(line, there) for there in other)]:
-        yield _message("gone" if has_started else "not-yet", layers=_layers(gone), asked=gone[0].text)
+    missing = [line for text, line in wanted.items() if text not in logged]
+    unexpected = [line for text, line in logged.items() if text not in wanted]
+    yield from _compare_settings(missing, unexpected, has_started)
     if log.broken_lines:
         yield _message("broken" if missing else "broken-beside", piece=log.broken_lines[0])
     if log.num_lines_left_out:
         yield _message("too-many", count=log.num_lines_left_out)
 
 
-def _is_same_place(first: SetLine, second: SetLine) -> bool:
-    return (first.layer_index, first.title) == (second.layer_index, second.title)
+def _compare_settings(
+    missing: Sequence[SetLine], unexpected: Sequence[SetLine], has_started: bool
+) -> Iterator[_Message]:
+    """Report settings with another value than in the policy, additional settings, and missing settings."""
+    wanted_of_setting: dict[_Setting, SetLine] = {}
+    for line in missing:
+        wanted_of_setting.setdefault(_setting(line), line)
+    different = [line for line in unexpected if _setting(line) in wanted_of_setting]
+    if different:
+        first = different[0]
+        wanted_text = wanted_of_setting[_setting(first)].text
+        yield _message("other-policy", layers=_layers(different), logged=first.text, asked=wanted_text)
+    if additional := [line for line in unexpected if _setting(line) not in wanted_of_setting]:
+        yield _message("more", layers=_layers(additional), logged=additional[0].text)
+    logged_settings = set(map(_setting, different))
+    if absent := [line for line in missing if _setting(line) not in logged_settings]:
+        yield _message("gone" if has_started else "not-yet", layers=_layers(absent), asked=absent[0].text)
+
+
+_Setting = tuple[int, str]  # layer index and title of a `Set ...` line
+
+
+def _setting(line: SetLine) -> _Setting:
+    return line.layer_index, line.title
 
 
 def _layers(lines: Sequence[SetLine]) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from mindswap.config.findings import Finding
 from mindswap.config.problem import Level
@@ -156,11 +157,19 @@ def covered(context: Context2x) -> Iterator[Finding]:
             yield Finding(target.pattern_location, message + name_indices("layer", layers_below), fix="delete it")
 
 
-def _named(context: Context2x, target: Target) -> Iterator[tuple[int, LayerOutcome, tuple[str, ...]]]:
-    """Yield index, outcome and matched paths of each layer of a target that the model has."""
-    for layer, paths in context.effect.matches(target).items():
-        if layer < len(context.effect.layers):
-            yield layer, context.effect.layers[layer], paths
+class _LayerMatches(NamedTuple):
+    """Matches of a target in one layer."""
+
+    layer_index: int
+    outcome: LayerOutcome
+    paths: tuple[str, ...]  # matched paths
+
+
+def _matches_by_layer(context: Context2x, target: Target) -> Iterator[_LayerMatches]:
+    """Yield the matches in each layer of a target that the model has."""
+    for index, paths in context.effect.matches(target).items():
+        if index < len(context.effect.layers):
+            yield _LayerMatches(index, context.effect.layers[index], paths)
 
 
 @rule(Level.ERROR)
@@ -171,7 +180,12 @@ def comm_cell(context: Context2x) -> Iterator[Finding]:
     FAIL: recompute_comm: {enable: True, select_module: {mlp: [0]}}
     """
     for target in context.settings.of("comm"):
-        refused = [(i, p) for i, layer, paths in _named(context, target) for p in paths if p in layer.refused_cells]
+        refused = [
+            (layer.layer_index, path)
+            for layer in _matches_by_layer(context, target)
+            for path in layer.paths
+            if path in layer.outcome.refused_cells
+        ]
         if refused:
             names, layers = _in_words(refused)
             message = f"{target.pattern_path}: {names} is a cell and is not recomputed, in {layers}"
@@ -202,10 +216,10 @@ def swap_of_recomputed(context: Context2x) -> Iterator[Finding]:
         yield Finding(entry.layers_location, message, fix=SWAPPED_INPUT)
     for target in settings.of("op_swap"):
         recomputed = [
-            (index, path)
-            for index, layer, paths in _named(context, target)
-            for path in paths
-            if path in layer.recomputed and path in layer.swapped
+            (layer.layer_index, path)
+            for layer in _matches_by_layer(context, target)
+            for path in layer.paths
+            if path in layer.outcome.recomputed and path in layer.outcome.swapped
         ]
         if recomputed:
             names, layers = _in_words(recomputed)
@@ -229,10 +243,10 @@ def swap_below_recompute(context: Context2x) -> Iterator[Finding]:
     """
     for target in context.settings.of("op_swap"):
         paths_by_reason: dict[str, list[tuple[int, str]]] = {}
-        for index, layer, paths in _named(context, target):
-            for drop in layer.drops:
-                if drop.option == "op_swap" and drop.path in paths:
-                    paths_by_reason.setdefault(drop.reason, []).append((index, drop.path))
+        for layer in _matches_by_layer(context, target):
+            for drop in layer.outcome.drops:
+                if drop.option == "op_swap" and drop.path in layer.paths:
+                    paths_by_reason.setdefault(drop.reason, []).append((layer.layer_index, drop.path))
         for reason, paths_by_layer in paths_by_reason.items():
             names, layers = _in_words(paths_by_layer)
             message = f"{target.pattern_path}: {names} is not swapped in {layers}: {reason}"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindswap.config.nodes import show
 from mindswap.config.problem import find_errors
@@ -64,22 +64,30 @@ def node_mistakes(facts: Sequence[NodeFacts], config_path: Path, local: NodeFact
         if node.config is None:
             mistakes.append(f"node {node.name}: {config_path}, or what it is based on, cannot be read there")
         elif difference := first_difference(node.config, local.config):
-            key, remote_value, value = difference
-            mistakes.append(f"node {node.name}: {config_path}: {key} is {remote_value}, here it is {value}")
+            key, remote_text, local_text = difference
+            mistakes.append(f"node {node.name}: {config_path}: {key} is {remote_text}, here it is {local_text}")
         if abs(node.clock_offset_s) > MAX_CLOCK_S:
             limit = f"allowed: {MAX_CLOCK_S:.0f} s"
             mistakes.append(f"node {node.name}: its clock is {node.clock_offset_s:+.1f} s off the one here; {limit}")
     return mistakes
 
 
-def first_difference(remote: object, local: object, path: str = "") -> tuple[str, str, str] | None:
-    """Return the first key at which two configurations differ, and both values as YAML (or `missing`)."""
+class Difference(NamedTuple):
+    """A value that differs between two configurations."""
+
+    path: str  # key path
+    remote: str  # value on the other node, as YAML or `missing`
+    local: str  # value on this node, as YAML or `missing`
+
+
+def first_difference(remote: object, local: object, path: str = "") -> Difference | None:
+    """Return the first difference between two configurations; None if they are equal."""
     if isinstance(remote, Mapping) and isinstance(local, Mapping):
         pairs = [(key, remote.get(key, _MISSING), local.get(key, _MISSING)) for key in {**local, **remote}]
     elif isinstance(remote, list) and isinstance(local, list):
         pairs = [(index, *pair) for index, pair in enumerate(itertools.zip_longest(remote, local, fillvalue=_MISSING))]
     else:
-        return None if repr(remote) == repr(local) else (path, _shown(remote), _shown(local))
+        return None if repr(remote) == repr(local) else Difference(path, _shown(remote), _shown(local))
     for key, remote_value, local_value in pairs:
         if difference := first_difference(remote_value, local_value, f"{path}.{key}" if path else str(key)):
             return difference
