@@ -295,7 +295,7 @@ def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
     }
 
 
-# The data of a proof: the user's if it exists, else a generated MindRecord.
+# Dataset of a proof: that of the user if it exists, else a generated MindRecord.
 
 PATH_KEYS = ("dataset_dir", "dataset_files", "pretrained_model_dir", SPEED_UP)
 

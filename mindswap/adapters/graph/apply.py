@@ -20,7 +20,7 @@ from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS, SELECT_
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, Treatment, resolve_layer, unique_matches
 
-# Name under which `Cell.recompute` adds a cell of its own, which is not part of the model.
+# Name of the cell that `Cell.recompute` adds, which is not part of the model.
 RECOMPUTE_CELL = "_recompute_cell"
 
 

@@ -72,7 +72,7 @@ def on_rank(rank: int, num_ranks: int) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(environ)
-        # semi_auto_parallel cannot be compiled for a CPU. The strategies are set on the primitives by now.
+        # semi_auto_parallel cannot be compiled for a CPU. The primitives have their strategies at this point.
         ms.reset_auto_parallel_context()
 
 
@@ -257,7 +257,7 @@ def _keep_single_stage(config) -> None:
 
 
 def _exchange_sizes(network, config, placement) -> ExchangeSizes:
-    """Return what the experts of a rank exchange; nothing without experts."""
+    """Return the sizes that the experts of a rank exchange; empty without experts."""
     experts = next((cell for _, cell in network.cells_and_names() if type(cell).__name__ == EXPERTS_CLASS), None)
     if experts is None:
         return ExchangeSizes()

@@ -60,7 +60,7 @@ class Exchange(PrimitiveWithInfer):
         stride: difference between consecutive ranks.
         split_dims: dimension that the operator splits over the ranks, at most one.
         joined_dims: dimension along which it concatenates the parts of the ranks, at most one.
-        num_before: number of input elements, if it is no multiple of the number of output elements.
+        num_before: number of input elements, if it is not a multiple of the number of output elements.
         num_after: number of output elements in that case.
     """
 

@@ -132,7 +132,7 @@ def use_full_tensors(network: nn.Cell, sizes: "ExchangeSizes") -> None:
 
     Args:
         network: the network.
-        sizes: what its experts exchange.
+        sizes: sizes of the exchange between its experts.
 
     Raises:
         GraphError: if the function of a Morph is unknown.

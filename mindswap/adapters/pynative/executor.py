@@ -37,7 +37,7 @@ class _LiveStorage:
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether no other code references it, and all tensors still use this memory.
+        """Return whether no other code references it, and all tensors still use this memory.
 
         The second check waits for operators, because MindSpore holds the memory of copies between storages until then.
         """
@@ -93,7 +93,7 @@ class Executor:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether the last pass has not ended."""
+        """Return whether the last pass has not ended."""
         return 0 < self._position < len(self.schedule.events)
 
     def _start(self) -> None:

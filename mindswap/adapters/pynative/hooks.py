@@ -135,7 +135,7 @@ class Watch:
 
     @property
     def has_shared_layers(self) -> bool:
-        """Whether one cell is used as several layers."""
+        """Return whether one cell is used as several layers."""
         return len(self._calls) < len(self.layers)
 
     def install(self) -> None:

@@ -55,7 +55,7 @@ class SavedTensor:
 
     @property
     def is_unmodified(self) -> bool:
-        """Whether no change in place was counted and the tensor has its original memory (its values may differ)."""
+        """Return whether no change in place was counted and the tensor has its original memory; values may differ."""
         if self.storage.size() != self.size_bytes:
             return False
         address = self.storage.data_ptr() + self.layout[0] * self.tensor.itemsize

@@ -29,7 +29,7 @@ class SoleThread:
 
     @property
     def is_this(self) -> bool:
-        """Whether the pass belongs to the calling thread."""
+        """Return whether the pass belongs to the calling thread."""
         return self.ident == threading.get_ident()
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""A calibration as text and as plain data for JSON."""
+"""Report of a calibration as text and JSON."""
 
 from dataclasses import asdict
 
@@ -8,14 +8,12 @@ from mindswap.simulator.profile.calibration import Calibration, FigureFit
 from mindswap.simulator.profile.profile import Profile
 from mindswap.units import format_bandwidth, format_bytes, format_count, format_time
 
-# The figures of a device that a simulation used, in words, for every report.
-
-
+# Limit of operators without a measurement that the report lists.
 MAX_SHOWN_OTHERS = 6
 
 
 def calibration_header(profile: Profile, based_on: str) -> dict[str, object]:
-    """Header of `calibration` in a device file."""
+    """Return the header of the section `calibration` in a device file."""
     header: dict[str, object] = {
         "based_on": based_on,
         "profile": profile.folder,
@@ -30,7 +28,7 @@ def calibration_header(profile: Profile, based_on: str) -> dict[str, object]:
 
 
 def calibration_json(profile: Profile, result: Calibration, output: str | None) -> dict[str, object]:
-    """Everything, with units in the names; `output` is None if no file was written."""
+    """Return the calibration as JSON data, with units in the names; `output` is None if no file was written."""
     return {
         **calibration_header(profile, result.device.name),
         "output": output,
@@ -44,7 +42,7 @@ def calibration_json(profile: Profile, result: Calibration, output: str | None) 
 
 
 def format_calibration(profile: Profile, result: Calibration, title: str) -> str:
-    """Measurements, the figures of links before and after, and operators that were not measured."""
+    """Format measurements, figures before and after the fit, fits of links, and operators without a measurement."""
     share = 100 * result.covered_ns / result.kernels_ns if result.kernels_ns else 0.0
     ranks = f", {profile.num_ranks} ranks" if profile.num_ranks > 1 else ""
     level = f", profiler {profile.level}" if profile.level else ""

@@ -141,12 +141,12 @@ def _with_real_names(
     if can_build and wants_network and result.num_layers is not None and has_mindformers():
         try:
             trees = read_real_trees(document.file, result.num_layers)
-        except Exception as error:  # noqa: BLE001 whatever the model code does, the table is there
+        except Exception as error:  # noqa: BLE001 code of the model may raise anything; the table is the fallback
             reason = str(error).strip().splitlines()
             notes.append(f"the real network could not be built ({reason[0] if reason else type(error).__name__})")
         else:
             if not trees.uses and result.trees is not None:
-                trees = replace(trees, uses=result.trees.uses)  # the table also knows which operator uses which
+                trees = replace(trees, uses=result.trees.uses)  # only the table has the readers of each operator
             return check_document(document, num_layers, trees, silence=ignore), []
     if result.num_layers is None:
         location, _, fix = missing_num_layers(document).partition("\n    fix:     ")

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """Check each file; 1 if there is an error in any of them.
 
     Raises:
-        LaunchError: `--json` with several files: it is one object.
+        LaunchError: if `--json` is used with several files, because the output is one object.
     """
     if args.json and len(args.configs) > 1:
         raise LaunchError("--json accepts a single file\n    fix:     one call for each")

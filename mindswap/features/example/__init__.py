@@ -1,4 +1,4 @@
-"""`mindswap example`: a small configuration and a text to try everything with."""
+"""Write a small configuration and a text, to try the commands: `mindswap example`."""
 
 from pathlib import Path
 
@@ -8,7 +8,11 @@ NAME, TEXT, NUM_CHARACTERS = "llama2_small.yaml", "text.txt", 4000
 
 
 def write_example(folder: Path) -> None:
-    """Write both into a folder, which is made if it is not there. Raises DataError: they are there, or cannot be."""
+    """Write configuration and text into a folder, which is created if it is missing.
+
+    Raises:
+        DataError: if a file exists already, or cannot be written.
+    """
     from pydoc_data.topics import topics
 
     config = DATA / "example" / NAME

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write both files."""
+    """Write configuration and text."""
     write_example(args.folder)
     print_text(NEXT.format(folder=args.folder, name=NAME, text=TEXT))
     return 0

@@ -1,4 +1,4 @@
-"""`mindswap explain`: recompute and swap of each layer, stage and chunk of a configuration."""
+"""Explain recompute and swap of each layer, stage and chunk of a configuration: `mindswap explain`."""
 
 import os
 from collections.abc import Mapping
@@ -28,20 +28,24 @@ from mindswap.steps.network import count_trained_weights, find_layer_trees, has_
 
 @dataclass(frozen=True)
 class ExplainedConfig:
-    """A configuration in words."""
+    """Explanation of a configuration."""
 
     text: str
-    data: Mapping[str, Any]  # the same for `--json`
-    problems: tuple[Problem, ...]  # of the configuration
-    has_errors: bool = False  # only with a file of MindFormers 2.x; one of 1.9 is not explained then
+    data: Mapping[str, Any]  # data for `--json`
+    problems: tuple[Problem, ...]  # problems of the configuration
+    has_errors: bool = False  # only for MindFormers 2.x; a file of 1.9 with errors is not explained
 
 
 def explain_config(config: str | os.PathLike[str] | Document, num_layers: int | None = None) -> ExplainedConfig:
-    """Recompute and swap of each layer, stage and chunk.
+    """Explain recompute and swap of each layer, stage and chunk.
+
+    Args:
+        config: path of a configuration of either format, or a parsed document.
+        num_layers: layers of the model; None takes the number in the configuration.
 
     Raises:
-        PolicyError: the configuration has errors; one of MindFormers 2.x cannot be read.
-        GraphError: the number of layers is needed and not known.
+        PolicyError: if a configuration of 1.9 has errors, or one of 2.x cannot be parsed.
+        GraphError: if the number of layers is needed but not known.
     """
     document = as_document(config)
     if find_format(document) is ConfigFormat.PYNATIVE:
@@ -70,10 +74,17 @@ def _training_notes(document: Document) -> tuple[str, ...]:
 
 
 def list_names(config: str | os.PathLike[str] | Document, num_layers: int | None = None) -> list[dict[str, Any]]:
-    """Cells and operators of a layer: the names for `op_swap` and `select_recompute`.
+    """List the cells and operators of a layer, which are the names for `op_swap` and `select_recompute`.
+
+    Args:
+        config: see `explain_config`.
+        num_layers: see `explain_config`.
+
+    Returns:
+        JSON data, one entry per name.
 
     Raises:
-        GraphError: the model is not known here.
+        GraphError: if the names of the model are not known.
     """
     document = as_document(config)
     if find_format(document) is not ConfigFormat.PYNATIVE:
@@ -87,7 +98,7 @@ def list_names(config: str | os.PathLike[str] | Document, num_layers: int | None
 
 
 def _find_trees(document: Document, checked: CheckResult) -> LayerTrees:
-    """The table of the model family, else the real network."""
+    """Return the layers from a table of the model family, else from the real network."""
     trees = find_layer_trees(document.file, checked.trees, checked.num_layers)
     if trees is not None:
         return trees

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain one configuration; 1 if there is an error, which only a file of MindFormers 2.x is explained with."""
+    """Explain one configuration; 1 if it has an error, in which case only a file of MindFormers 2.x is explained."""
     document = load_document(args.config)
     if args.paths:
         paths = list_names(document, args.num_layers)

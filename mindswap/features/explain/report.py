@@ -88,7 +88,7 @@ def _format_group(group: LayerGroup, explanation: Explanation) -> Iterator[str]:
 
 
 def _format_cells(explanation: Explanation) -> str:
-    """Layers of each stage and chunk, with those that are recomputed."""
+    """Format the layers of each stage and chunk, and those of them that are recomputed."""
     recomputed = explanation.policy.layer_recompute
     selected: set[int] = set()
     for group in explanation.summary.groups:

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parse_layers(text: str) -> frozenset[int]:
-    """`0,3-5` as a set of indices. Raises argparse.ArgumentTypeError if it is not such a list."""
+    """Parse a list of layers such as `0,3-5`; raises argparse.ArgumentTypeError if it is invalid."""
     indices: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")

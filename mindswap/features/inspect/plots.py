@@ -15,8 +15,8 @@ from mindswap.simulator.program import MemoryKind
 from mindswap.units import format_bytes
 
 MAX_BARS = 24
-# Margin right of the longest bar, for its number.
-ROOM = 1.12
+# Width of a panel relative to its longest bar, with a margin for the number of the bar.
+RELATIVE_WIDTH = 1.12
 # Colours of the same kinds of memory in `mindswap simulate`.
 KINDS = (
     ("kept_bytes", "kept on device", MEMORY_STYLES[MemoryKind.KEPT].light),
@@ -55,7 +55,7 @@ def plot_memory(report: LayerMemoryReport, path: Path, title: str, by: str = "op
         panels = [index for index, is_in_layer in enumerate(is_layer) if is_in_layer is selects_layers]
         longest = max((_size(row) / MIB for index in panels for row in bars[index]), default=0)
         for index in panels:
-            axes[index].set_xlim(0, ROOM * longest or 1)
+            axes[index].set_xlim(0, RELATIVE_WIDTH * longest or 1)
         for index in panels[-1:]:
             axes[index].set_xlabel(f"{label}, one micro-batch, one rank")
     shown = [row for panel in bars for row in panel]

@@ -9,11 +9,11 @@ from mindswap.units import format_bytes, format_difference, format_time
 
 # Accuracy claimed for the simulator: 15 % of the step time for one configuration, as in benchmarks/published/.
 STEP_PERMILLE = 150
-# assumed: statistics are in whole MiB, and pool and workspace differ by version; more is an error of the model.
+# assumed: statistics are in integer MiB, and pool and workspace differ by version; more is an error of the model.
 MEMORY_PERMILLE = 50
 # assumed: kernels of one step differ by a few percent from run to run.
 OVERLAP_PERMILLE = 100
-# Relative. assumed: atomic additions of kernels that are not deterministic; a copy that came back wrong shows far more.
+# Relative. assumed: atomic additions of kernels that are not deterministic; a wrong copy causes larger ones.
 LOSS_TOLERANCE = 1e-3
 
 _NO_DEVICE_MEMORY = "the CPU backend counts no device memory"
@@ -49,7 +49,7 @@ def _check_run(proof: Proof, variant: Variant) -> Iterator[Check]:
     if is_complete:
         yield Check(variant.name, "training", expected, seen, Verdict.PASS)
     elif measured.is_out_of_memory and variant.name == "off":
-        # To need more than there is may be why the configuration swaps; the others must run.
+        # Running out of memory without swap may be the reason for swap, so only the other runs must complete.
         reason = "without swap and recompute this model does not fit; --layers N makes it smaller"
         yield Check(variant.name, "training", expected, "out of device memory", Verdict.UNSEEN, reason)
     else:
@@ -66,7 +66,7 @@ def _check_effect(variant: Variant) -> Iterator[Check]:
         yield Check(variant.name, name, expected, "could not be compiled", Verdict.FAIL, effect["error"])
     elif layers:
         num_pairs, size = (sum(layer.get(key, 0) for layer in layers) for key in ("num_pairs", "swapped_bytes"))
-        # `ok` of the answer is that of graph and logs together.
+        # `ok` of the output covers both graph and logs.
         is_ok = all(layer["ok"] for layer in layers) and bool(effect["ok"] or (logs and not logs["ok"]))
         seen, reason = f"{num_pairs} copies out and back, {format_bytes(size)}", f"mindswap verify {variant.config}"
         yield Check(variant.name, name, expected, seen, _verdict(is_ok), "" if is_ok else reason)
@@ -95,7 +95,7 @@ def _check_losses(proof: Proof, variant: Variant, off: Variant | None) -> Iterat
     if not pairs:
         yield Check(variant.name, name, expected, "no losses", Verdict.FAIL, "no worker reported a step")
         return
-    tolerance = 0.0 if is_exact else LOSS_TOLERANCE  # a loss that is no number is near to none, and proves nothing
+    tolerance = 0.0 if is_exact else LOSS_TOLERANCE  # NaN is close to nothing, so it fails the check
     differing = [pair for pair in pairs if not math.isclose(pair.off_loss, pair.loss, rel_tol=tolerance)]
     largest = max(pair.relative_difference for pair in pairs)
     if not differing:
@@ -147,7 +147,7 @@ def _check_figures(proof: Proof, variant: Variant, measured: MeasuredRun, simula
             text = "nothing" if seen is None else f"{form(seen)} on this CPU"
             yield Check(variant.name, figure.name, wanted, text, Verdict.UNSEEN, reason[is_cpu])
         else:
-            # The error of the simulation, as everywhere: in parts of what was measured.
+            # The error of the simulation is relative to the measurement, as everywhere.
             text = f"{form(seen)}: simulated {format_difference(expected, seen)}"
             verdict = _verdict(abs(seen - expected) * 1000 <= tolerance * seen)
             yield Check(variant.name, figure.name, wanted, text, verdict)

@@ -73,7 +73,7 @@ def proof_to_json(proof: Proof) -> dict[str, Any]:
 
 def format_proof_html(proof: Proof) -> str:
     """Format the page; texts from the user's files and logs are escaped."""
-    # A column without a figure in it goes; on a CPU the charts have only what is simulated.
+    # Columns without any figure are omitted; on a CPU the charts show simulated figures only.
     columns = slice(None) if any(variant.calibrated is not None for variant in proof.variants) else slice(0, 5)
     return render(
         "proof.html",
@@ -115,7 +115,7 @@ def _cards(proof: Proof) -> Iterable[_Card]:
 
 
 def _losses(proof: Proof) -> dict[str, list[Any]]:
-    """Runs, and rows of the number of a step, its loss in the first run, and those in all of them."""
+    """Return the names of the runs, and rows of step number, loss in the first run, and losses in all runs."""
     losses = {
         variant.name: {step.number: step.loss for step in variant.measured.workers[-1].steps}
         for variant in proof.variants

@@ -14,7 +14,7 @@ from mindswap.units import format_bytes
 
 ARCHIVE = "support_bundle.tar.gz"
 PROFILE_FILES = ("*.csv", "trace_view.json", "communication.json", "profiler_*.json")
-# Lines of a log that say something of the run; the rest is the configuration, printed whole, and progress bars.
+# Keywords of relevant log lines; the other lines are the printed configuration and progress bars.
 LOG_KEYWORDS = ("mindswap", "Set ", "emory", "lazy_inline", "step:[", "ERROR", "CRITICAL", "Error", "Training Over")
 MAX_LOG_BYTES = 1 << 20
 MAX_FILE_BYTES = 256 << 20

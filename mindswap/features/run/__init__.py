@@ -105,9 +105,3 @@ def cards_missing(document: Document, options: list[str]) -> str:
         "    fix: train where the cards are; to try mindswap on a CPU: configs/llama2_7b/cpu; "
         "mindswap verify, simulate and plan need no card"
     )
-
-
-# How an adaptive run stands.
-
-
-# A small configuration and a text to try everything with.

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_recorded(target: Path | None) -> None:
-    """`--trace` of other commands reads a recorded step; here it would write over it."""
+    """Refuse to overwrite a recorded step, because `--trace` of other commands reads one."""
     if target is not None and target.is_file():
         with target.open("rb") as file:
             if is_recorded_step(file.read(200)):

@@ -1,4 +1,4 @@
-"""A simulated step as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Write a simulated step as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 Format: JSON object form of the Trace Event Format: slices `X`, flows `s` and `f`, counters `C`, names `M`;
 times are microseconds. A stage is a process, a stream is a thread.

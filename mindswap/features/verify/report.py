@@ -17,7 +17,7 @@ HEADER = ("layers", "MoveTo pairs", "swapped", "kept without swap", "kept", "rec
 RECOMPUTE_HEADER = ("layers", "asked", "recomputed ops", "kept without recompute", "kept", "as asked")
 
 
-# Of which `--json` has the names alone.
+# Attributes of an effect of which `--json` has only the names.
 _NAMED = ("missing", "unasked", "wrong_prefetch", "beyond_specification")
 
 E = TypeVar("E", bound=LayerEffect | RecomputeEffect)
@@ -60,7 +60,7 @@ def format_recompute_effect(effects: Sequence[RecomputeEffect], is_ok: bool, not
 
 def _format(effects: Sequence[E], header: Sequence[str], row: Callable[[E, str], tuple[str, ...]], unit: str,
           kind: str, notes: Sequence[str], verdict: str) -> str:  # fmt: skip
-    """Table, descriptions, notes, verdict; layers of which the same is said are one row."""
+    """Format table, descriptions, notes and verdict; layers with equal descriptions share a row."""
     indices = [effect.layer_index for effect in effects]
     equal = group_equal(effects, lambda effect: (row(effect, "B"), *_describe(effect, kind)), indices)
     groups = [(name_indices("layer", same), effect) for same, effect in equal]

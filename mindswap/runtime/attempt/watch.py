@@ -28,7 +28,7 @@ class LogFollower:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = Path(os.devnull).open("rb", buffering=0)  # noqa: SIM115 until there is one
+        self._file = Path(os.devnull).open("rb", buffering=0)  # noqa: SIM115 placeholder until the file exists
 
     def poll(self, take: Callable[[bytes], None]) -> None:
         """Call `take` with each block of new bytes."""

@@ -14,7 +14,7 @@ from mindswap.config.nodes import Document
 from mindswap.errors import DataError
 from mindswap.runtime.text.tokenizing import Tokenizer
 
-# Text files and their content in blocks.
+# Text files, read in blocks.
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".tokens")
 BLOCK_BYTES = 1 << 20
@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 20
 class TextSource:
     """Source of one document."""
 
-    path: Path | None  # its file; None is the standard input
+    path: Path | None  # file of the document; None for the standard input
     size_bytes: int | None = None  # None if unknown (pipes, the standard input)
 
     @property
@@ -111,8 +111,8 @@ def read_blocks(source: TextSource, block_bytes: int = BLOCK_BYTES) -> Iterator[
 LEGACY_COLUMNS = ("input_ids",)
 SLICED_COLUMNS = ("input_ids", "labels")
 NEWER_COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids")
-# Legacy models that take the columns of the data set as they are (models/glm2/glm2.py, construct); the others take one
-# token more and cut it into inputs and labels (models/llama/llama.py, construct), or are told not to: input_sliced_sig.
+# Legacy models that use the columns of the dataset unchanged (models/glm2/glm2.py, construct). The others split samples
+# of seq_length + 1 tokens into inputs and labels (models/llama/llama.py, construct), unless `input_sliced_sig` is True.
 TAKES_COLUMNS = ("ChatGLM2Config",)
 
 

@@ -90,7 +90,7 @@ def decode_utf8(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
 
     try:
         yield from codecs.iterdecode(counted(), "utf-8-sig")
-    except UnicodeDecodeError as error:  # of what was left over, and the block
+    except UnicodeDecodeError as error:  # its object is the incomplete rest of the previous block, and this block
         offset = num_read - len(error.object) + error.start
         raise DataError(
             f"{name}: byte {error.object[error.start]:#04x} at offset {offset} is not UTF-8 ({error.reason})\n"
@@ -113,7 +113,7 @@ def split_pieces(texts: Iterable[str]) -> Iterator[str]:
         yield rest
 
 
-# A tokenizer file (Hugging Face tokenizer.json or sentencepiece .model) as a `Tokenizer`.
+# Load a tokenizer file (Hugging Face tokenizer.json or sentencepiece .model).
 
 # Names of the token at the end of a document, in order of precedence.
 EOS_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[EOS]", "[SEP]")
@@ -148,7 +148,7 @@ def _load_json(path: Path, eos_token: str | None) -> TextTokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # it raises plain Exception
         raise DataError(f"{path}: {error}\n    allowed: the tokenizer.json of a Hugging Face model") from error
-    # A file may ask to cut or to fill every text to one length; and "</s>" in a text is just text.
+    # A file may enable truncation and padding, and "</s>" in a text must not become a special token.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
