@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from mindswap.cli import COMMANDS
-from mindswap.simulator.cost.device_file import list_devices
 from mindswap.version import __version__
 from tests import forked
 from tests.strength import is_nightly
@@ -151,12 +150,6 @@ def test_links_lead_to_headings(page):
 def test_every_command_is_in_the_table_of_the_readme(readme):
     rows = re.findall(r"^\|.*\|$", (ROOT / readme).read_text("utf-8"), re.MULTILINE)
     assert [name for name in COMMANDS if not any(f"`mindswap {name}" in row or f"`{name}" in row for row in rows)] == []
-
-
-@pytest.mark.parametrize("page", ["docs/simulate.md", "docs/simulate.zh.md"])
-def test_every_device_is_in_the_table_of_devices(page):
-    text = (ROOT / page).read_text("utf-8")
-    assert [name for name in list_devices() if not re.search(rf"^\|.*`{name}`.*\|$", text, re.MULTILINE)] == []
 
 
 def test_the_page_of_the_rules_is_current():
