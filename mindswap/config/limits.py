@@ -20,6 +20,7 @@ class Limit:
 
 _CARDS = Limit(1_000_000, "no cluster has so many cards")
 _PASSES = Limit(100_000, "every pass through the layers is simulated and scheduled one by one")
+_PARTS = Limit(16, "the network is compiled with all parts of a micro-batch")
 _LAYERS = Limit(10_000, "no model has so many layers")
 _EXPERTS = Limit(100_000, "no model has so many experts")
 _WIDTH = Limit(1 << 22, "no model has a layer so wide")
@@ -44,7 +45,7 @@ GRAPH_LIMITS: dict[tuple[str, ...], dict[str, Limit]] = {
         **dict.fromkeys(("micro_batch_num", "seq_split_num"), _PASSES),
     },
     ("runner_config",): {"gradient_accumulation_steps": _PASSES, "batch_size": Limit(1 << 20, "no card takes so many")},
-    (): {"micro_batch_interleave_num": _PASSES},
+    (): {"micro_batch_interleave_num": _PARTS},
     ("moe_config",): {"expert_num": _EXPERTS},
     ("model", "model_config"): MODEL_LIMITS,
 }

@@ -134,7 +134,6 @@ def read_step_settings(document: Document) -> StepSettings:
     else:
         num_micro_batches = document.count("runner_config", "gradient_accumulation_steps")
     is_accumulating = num_micro_batches > 1
-    num_micro_batches *= document.count("micro_batch_interleave_num")
     data_parallel = document.count("parallel_config", "data_parallel") if document.is_parallel else 1
     sharding = read_weight_sharding(document)
     optimizer = document.value("optimizer", "type")
@@ -150,7 +149,8 @@ def read_step_settings(document: Document) -> StepSettings:
     dtype = document.value(*COMPUTE_DTYPE_PATH)
     is_clipping = document.value("runner_wrapper", "use_clip_grad")
     return StepSettings(
-        batch_size=document.count("runner_config", "batch_size"),
+        # The interleaved parts of a micro-batch are one forward and one backward (`graph.passes.interleaved_batch`).
+        batch_size=document.count("runner_config", "batch_size") * document.count("micro_batch_interleave_num"),
         seq_length=read_seq_length(document),
         num_micro_batches=num_micro_batches,
         data_parallel=data_parallel,

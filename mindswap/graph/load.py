@@ -84,7 +84,8 @@ PATH_TAG = "mindswap_path"
 DTYPES = {"float": "float32", "double": "float64"}  # names of the protobuf that differ from MindSpore's
 INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
 SCOPE_PART = re.compile(r"(?P<name>[^/]+?)-[A-Za-z_]\w*$")
-LAYER_LIST = re.compile(r"(?P<name>[^/]*)-(CellList|SequentialCell)")
+# The list of `micro_batch_interleave_num` holds cells that slice the batch (nn.MicroBatchInterleaved), no layers.
+LAYER_LIST = re.compile(r"(?P<name>(?!interleave_inputs-)[^/]*)-(CellList|SequentialCell)")
 
 
 def load_graph(model: Message, layer_list: str | None = None) -> Graph:

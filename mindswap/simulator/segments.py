@@ -13,6 +13,7 @@ from collections.abc import Sequence, Set
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import is_kernel
+from mindswap.graph.passes.interleaved_batch import is_slice_of_part
 
 
 def count_layers(graph: Graph) -> int:
@@ -62,6 +63,7 @@ def find_start_operators(graph: Graph, segments: Sequence[int], num_layers: int)
     """
     inputs = {name for name, tensor_type in graph.types.items() if len(tensor_type.shape) == 2}
     inputs -= {saved.backward_name for saved in graph.saved}
+    inputs |= {node.name for node in graph.forward if is_slice_of_part(node)}
     step_inputs: set[str] = set()  # inputs of the step that are read before the layers
     for node, segment in zip(graph.forward, segments, strict=True):
         step_inputs.update(inputs.intersection(node.inputs) if segment < 0 else ())

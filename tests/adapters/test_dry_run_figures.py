@@ -54,6 +54,25 @@ def test_the_first_stage_is_as_in_the_dry_run(tmp_path, changes, model, parallel
     assert least <= simulated / 2**20 / recorded_mib <= most
 
 
+PARTS = {
+    "hidden_size": 1024, "num_heads": 8, "num_layers": 4, "seq_length": 1024, "vocab_size": 4096, "batch_size": 1,
+    "param_init_type": "float16", "compute_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_interleaved_parts_of_a_micro_batch_are_one_pass_without_accumulators(tmp_path):
+    """Full recompute, data 4, tensor 2, two parts: 241 MiB in a dry run of 2026-11-29; as two micro-batches 313."""
+    config = yaml.safe_load(CASE.read_text())
+    config.update({**OFF, "recompute_config": {"recompute": True}, "micro_batch_interleave_num": 2})
+    config["model"]["model_config"].update(PARTS)
+    config["parallel_config"].update(data_parallel=4, model_parallel=2)
+    config["runner_config"]["batch_size"] = 1
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    simulated = int(run(["-c", CODE, path], check=True).stdout.split()[-1])
+    assert 0.99 <= simulated / 2**20 / 241 <= 1.04
+
+
 QWEN3 = {
     "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8,
     "head_dim": 128, "vocab_size": 151936, "seq_length": 4096, "max_position_embeddings": 4096,

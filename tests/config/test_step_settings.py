@@ -19,7 +19,7 @@ def test_what_is_missing_is_as_mindformers_takes_it():
 
 
 def test_micro_batches_of_a_pipeline():
-    # 4 micro-batches, each in 2 interleaved parts; a pipeline takes no accumulation beside them (base_trainer.py).
+    # 4 micro-batches of 2 interleaved parts, which are one pass; a pipeline takes no accumulation (base_trainer.py).
     text = """
     parallel_config: {pipeline_stage: 2, micro_batch_num: 4, data_parallel: 2, model_parallel: 2}
     runner_config: {batch_size: 5, gradient_accumulation_steps: 3}
@@ -27,7 +27,7 @@ def test_micro_batches_of_a_pipeline():
     model: {model_config: {seq_length: 10}}
     """
     settings = read(text)
-    assert settings.num_micro_batches == 8
+    assert (settings.num_micro_batches, settings.batch_size) == (4, 10)
     assert settings.num_cards == 8
     assert settings.num_tokens == 5 * 10 * 8 * 2
 

@@ -25,6 +25,7 @@ from mindswap.adapters.graph.mindspore import (
     enable_lazy_inline,
     find_layers,
     find_lazy_inline_cell,
+    interleave_batch,
     tag_primitives,
 )
 from mindswap.adapters.quiet import report_progress
@@ -36,6 +37,7 @@ from mindswap.graph.model import Graph
 from mindswap.graph.ops import REDISTRIBUTION_OPS
 from mindswap.graph.passes.dropout_masks import with_bit_masks
 from mindswap.graph.passes.fusion import merge_gathers
+from mindswap.graph.passes.interleaved_batch import order_by_layer
 from mindswap.graph.sequences import with_cache_gradients
 from mindswap.graph.sharding.experts import is_exchange, restore_names
 from mindswap.graph.sharding.pipeline_stage import drop_head, load_embedding, shard_embedding
@@ -314,10 +316,15 @@ def compile_network(network: nn.Cell, config, data_parallel: int = 1) -> Graph:
     Raises:
         GraphError: if the compiler refuses the network.
     """
-    inputs = example_inputs(config, data_parallel)
+    num_parts = config.get("micro_batch_interleave_num") or 1
+    inputs = example_inputs(config, data_parallel * num_parts)
+    cell = DataOrderWrapperCell(list(inputs), network)
+    if num_parts > 1:
+        cell = interleave_batch(cell, num_parts)
     with compiled_experts(config.get(EXCHANGE_KEY) or ExchangeSizes()):
-        graph = compile_training_graph(DataOrderWrapperCell(list(inputs), network), tuple(inputs.values()))
-    return load_embedding(restore_names(graph))
+        graph = compile_training_graph(cell, tuple(inputs.values()))
+    graph = load_embedding(restore_names(graph))
+    return order_by_layer(graph) if num_parts > 1 else graph
 
 
 # Capture of the step from which simulations start.

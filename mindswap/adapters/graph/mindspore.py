@@ -76,6 +76,16 @@ def find_lazy_inline_cell(network: nn.Cell) -> nn.Cell:
     return decorated or next((cell for cell in cells if type(cell).__name__ == "GPTModel"), network)
 
 
+def interleave_batch(network: nn.Cell, num_parts: int) -> nn.Cell:
+    """Return a cell that calls a network once for each part of a batch; it is lazy_inline, and nothing in it."""
+    for _, cell in network.cells_and_names():
+        if has_lazy_inline(cell):
+            cell.cell_init_args = ""
+    interleaved = nn.MicroBatchInterleaved(network, num_parts)
+    enable_lazy_inline(interleaved)
+    return interleaved
+
+
 def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, int]:
     """Make the cell around all layers lazy_inline, and no other cell.
 

@@ -20,7 +20,7 @@ from mindswap.graph.ops import CONCAT_GRADIENT_OPS
 # forward operators, and only their inputs show to which half they belong.
 
 # Cell that slices a half from a tensor: llama_interleave.py, `interleave1_inputs`, `interleave2_inputs`.
-CUTTING_CELL = re.compile(r"(?:^|\.)interleave\d+_inputs\.(\d+)$")
+CUTTING_CELL = re.compile(r"(?:^|\.)interleave\d*_inputs\.(\d+)$")
 JOINING_OP = "Concat"
 
 

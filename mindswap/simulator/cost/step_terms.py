@@ -48,11 +48,11 @@ def accumulate_ns(parameters: Iterable[Parameter], settings: StepSettings, devic
     """Return the time of accumulating the gradients of all micro-batches, in ns; 0 for one.
 
     Source: accu_grads of MFPipelineWithLossScaleCell has the types of the weights; VirtualAssignAdd adds to it in
-    the backward of each micro-batch. Without it (`micro_batch_interleave_num`) the passes add to each other.
+    the backward of each micro-batch.
     """
-    num_sums = settings.num_micro_steps - (0 if settings.is_accumulating else 1)
-    num_shards = _num_sum_shards(settings) if settings.is_accumulating else 1
-    return num_sums * _kernels_ns(SUM, parameters, num_shards, device) if num_sums else 0
+    if not settings.is_accumulating:
+        return 0
+    return settings.num_micro_steps * _kernels_ns(SUM, parameters, _num_sum_shards(settings), device)
 
 
 def scale_ns(parameters: Sequence[Parameter], settings: StepSettings, device: Device) -> int:

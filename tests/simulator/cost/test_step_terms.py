@@ -37,10 +37,6 @@ def test_sums_may_be_cut():
     assert accumulate_ns([HALF], step_settings(8, 2, is_accumulating=True), GENERIC) == 2 * 3146
 
 
-def test_interleaved_halves_of_a_batch_add_to_each_other():
-    assert accumulate_ns([HALF], step_settings(8, 2), GENERIC) == 3146
-
-
 def test_one_micro_batch_scales_into_float32():
     # Cast 2 + 4, product 4 + 4 bytes for each of 2^19 numbers: 7,340,032 bytes. One kernel: 2 + 4.
     assert scale_ns([HALF], ALONE, GENERIC) == 7341
