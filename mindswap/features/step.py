@@ -114,8 +114,8 @@ def load_step(
     elif captured is None:
         skew = read_skew(expert_skew)
         captured = capture_config(config, document, settings, checked.num_layers, skew, use_cache)
-    known_layers = checked.trees.layers if checked.trees is not None else None
-    return Step(document, policy, StepModel(captured, costs, settings), known_layers, Path(config))
+    nameable_trees = checked.trees.layers if checked.trees is not None else None
+    return Step(document, policy, StepModel(captured, costs, settings), nameable_trees, Path(config))
 
 
 def settings_of(document: Document) -> StepSettings:

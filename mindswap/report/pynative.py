@@ -91,7 +91,7 @@ def _dropped(effect: SettingsEffect) -> list[str]:
     return lines
 
 
-def pynative_notes(effect: SettingsEffect, has_known_release: bool = True) -> list[str]:
+def pynative_notes(effect: SettingsEffect, has_release: bool = True) -> list[str]:
     """Return a note for each part that could not be checked."""
     if effect.settings.num_layers is None:
         return [f"{UNKNOWN_LAYERS}, so layers and names were not checked; add it, or use --num-layers"]
@@ -99,7 +99,7 @@ def pynative_notes(effect: SettingsEffect, has_known_release: bool = True) -> li
     named = any(target.pattern is not None for target in effect.settings.targets)
     if effect.model is None and named:
         notes.append("names of cells were not checked: no table has this model in PyNative mode")
-    if effect.swaps_rotary and not has_known_release:
+    if effect.swaps_rotary and not has_release:
         notes.append("train it with mindformers 2.1.0 or later: 2.0.0 frees rotary cos and sin, which all layers read")
     return notes
 

@@ -87,7 +87,7 @@ def _take_plan(state: State, answer: TrainingPlan | NothingFits) -> Next:
         minimum_bytes = answer.smallest_budget_bytes
         need = f": at least {format_bytes(minimum_bytes)} are needed" if minimum_bytes is not None else ""
         return _end(state, 1, f"no plan fits {format_bytes(state.budget_bytes)}{need}")
-    if answer.key in state.out_of_memory or _is_beyond_limit(state, answer):
+    if answer.key in state.out_of_memory or _exceeds_limit(state, answer):
         return _replan(_tighten(state, answer), f"a plan like one that ran out of memory ({answer.key})")
     peak = f"predicted peak {format_bytes(answer.peak_bytes)} of {format_bytes(state.budget_bytes)}"
     time = f", {format_time(answer.step_time_ns)} a step (simulated)" if answer.step_time_ns else ""
@@ -149,7 +149,7 @@ def _consider(state: State, current: Attempt, answer: TrainingPlan | NothingFits
     """Decide whether a plan found during training is worth a restart."""
     if isinstance(answer, NothingFits) or answer.key in state.tried or answer.key in state.out_of_memory:
         return _settle(state, "no faster plan that was not tried: the plan stays")
-    if _is_beyond_limit(state, answer):
+    if _exceeds_limit(state, answer):
         return _settle(state, "a faster plan needs as much as one that ran out of memory: the plan stays")
     saved_ns = ((current.measured_step_ns or 0) - answer.step_time_ns) * (current.num_steps - current.last_step)
     if not answer.step_time_ns or saved_ns <= current.startup_ns:
@@ -220,7 +220,7 @@ def _proven(state: State) -> dict[TrainingPlan, int]:
     }
 
 
-def _is_beyond_limit(state: State, plan: TrainingPlan) -> bool:
+def _exceeds_limit(state: State, plan: TrainingPlan) -> bool:
     return state.limit_bytes is not None and plan.raw_peak_bytes > state.limit_bytes
 
 

@@ -49,7 +49,7 @@ def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections
     offset = corrections.static_offset_bytes
     problem = make_problem(loaded, max(budget_bytes - offset, 1))
     # `known` excludes operators of the CPU stand-ins, which a configuration cannot name.
-    plan = Solver(loaded.model, required_trees=loaded.known_layers).plan(problem)
+    plan = Solver(loaded.model, required_trees=loaded.nameable_trees).plan(problem)
     if not plan.fits:
         # If the peak is within the device's budget, host memory is too small.
         smallest_bytes = with_fragments(loaded.device, plan.smallest_budget_bytes) + offset

@@ -123,7 +123,7 @@ def _check_2x(document: Document, num_layers: int | None, ignore: Collection[str
     effect, problems = checked.effect, checked.problems
     layers = format_layers_2x(effect) if not checked.errors and effect.layers else ""
     data = settings_effect_to_json(effect, problems)
-    notes = pynative_notes(effect, has_known_release=mindformers.startswith("2."))
+    notes = pynative_notes(effect, has_release=mindformers.startswith("2."))
     return CheckedConfig(ConfigFormat.PYNATIVE, problems, checked.ignored, notes, layers, data)
 
 

@@ -100,7 +100,9 @@ def compare_configs(
         documents.append((label, step.document))
         runs.append((label, step.simulate()))
     models = {name: run.model for name, run in runs if name not in BASELINES}
-    trained = [f"{name}: {note}" for name, own in models.items() for note in describe_training(own.weights.parameters)]
+    trained = [
+        f"{name}: {note}" for name, model in models.items() for note in describe_training(model.weights.parameters)
+    ]
     return Comparison(runs, [*other_models(documents), *trained])
 
 

@@ -14,7 +14,7 @@ from mindswap.config.render import COMMAND_LINE
 from mindswap.config.section_edits import rewrite_section
 from mindswap.config.source import BASE_CONFIG, load_document
 from mindswap.errors import DataError, LaunchError, PolicyError
-from mindswap.features.convert.stage_counts import Converted, Request, load_known_trees, to_index_form
+from mindswap.features.convert.stage_counts import Converted, Request, load_trees, to_index_form
 from mindswap.features.convert.versions import VERSIONS, Rewritten, convert_versions
 from mindswap.files import read_limited
 from mindswap.policy.cell_tree import LayerTrees, load_layer_trees
@@ -83,7 +83,7 @@ def convert_config(
         made, num_layers = sections_of_megatron(to, request)
     else:
         num_layers = request.find_num_layers(find_num_layers(document))
-        made = to_index_form(document, num_layers, load_known_trees(document, check_document(document, num_layers)))
+        made = to_index_form(document, num_layers, load_trees(document, check_document(document, num_layers)))
     if made.sections.get("swap_config", {}).get("swap") is True and document.root is not None:
         text = rewrite_for_swap(text, parse_document(text, document.file), document)
     for name, value in made.sections.items():

@@ -125,7 +125,7 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
     return Converted(sections, sort_problems(problems), policy, COMMENTS)
 
 
-def load_known_trees(document: Document, checked: CheckResult) -> LayerTrees | None:
+def load_trees(document: Document, checked: CheckResult) -> LayerTrees | None:
     """Return the layers from a table; if operators are excluded and there is no table, from the real network."""
     if is_empty(document.get("recompute_config", EXCLUDE)):
         return checked.trees

@@ -12,7 +12,7 @@ from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level, Location, Problem
 from mindswap.config.render import block_lines
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.features.convert.stage_counts import Request, load_known_trees, to_index_form
+from mindswap.features.convert.stage_counts import Request, load_trees, to_index_form
 from mindswap.policy.cell_tree import CellNode, load_layer_trees
 from mindswap.policy.formats.mindformers1.read import find_num_layers
 from mindswap.policy.formats.mindformers2.conversion import ConvertedSettings, to_1_9, to_2x
@@ -190,7 +190,7 @@ def _to_2x(document: Document, num_layers: int, tensors: Tensors | None, ops: tu
     if find_format(document) is ConfigFormat.GRAPH:
         checked.require_policy()
     if not policy.is_swap_enabled and document.get("recompute_config") is not None:
-        index_form = to_index_form(document, num_layers, load_known_trees(document, checked))
+        index_form = to_index_form(document, num_layers, load_trees(document, checked))
         policy = replace(index_form.policy, is_swap_enabled=False)
     stages = max(
         document.count("parallel_config", "pipeline_stage"), document.count("parallelism", "pipeline_parallel")

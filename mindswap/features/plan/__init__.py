@@ -210,7 +210,7 @@ def make_plan(
     if isinstance(step.model, LayerSwapModel2x):
         plan = plan_layers(problem, progress)
     else:
-        planner = _planner(step.model, allow, step.known_layers)
+        planner = _planner(step.model, allow, step.nameable_trees)
         plan = compact(step, planner.plan(problem, progress))
         if simple:
             plan = compact(step, planner.plan_simple(problem, plan, progress))
@@ -233,7 +233,7 @@ def make_plan(
 @functools.lru_cache(maxsize=1)
 def _pinned(step: LoadedStep, pins: tuple[Pin, ...], allow: Allow) -> LoadedStep:
     """Return the step with the pinned decisions. Cached, because its model caches simulations."""
-    fixed = pinned_policy(pins, step.model, allow, step.known_layers)
+    fixed = pinned_policy(pins, step.model, allow, step.nameable_trees)
     return replace(step, model=step.model.with_fixed_policy(fixed))
 
 
@@ -246,7 +246,7 @@ def _planner(model: StepModel, allow: Allow, trees: tuple[CellNode, ...] | None)
 def find_lower_bound_ns(step: LoadedStep, allow: Allow = DEFAULT_ALLOW) -> int | None:
     """Return a lower bound in ns on the step time of all policies that fit; None if the bound shows that none fits."""
     step, allow = step.as_compiled_with_swap(), restrict_to_compilable(step, allow)
-    return _planner(step.model, allow, step.known_layers).bound_ns(make_problem(step, None, allow))
+    return _planner(step.model, allow, step.nameable_trees).bound_ns(make_problem(step, None, allow))
 
 
 def restrict_to_compilable(step: LoadedStep, allow: Allow) -> Allow:
@@ -287,7 +287,7 @@ def sweep(
     """Plan for a range of budgets. Arguments as for `make_plan`."""
     step, allow = step.as_compiled_with_swap(), restrict_to_compilable(step, allow)
     problem = make_problem(step, None, allow, objective)
-    planner = _planner(step.model, allow, step.known_layers)
+    planner = _planner(step.model, allow, step.nameable_trees)
     return Sweep(planner, problem, tuple(compact(step, plan) for plan in sweep_budgets(planner, problem, progress)))
 
 

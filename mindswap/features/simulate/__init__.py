@@ -180,7 +180,7 @@ class LoadedStep:
     document: Document
     policy: Policy
     model: StepModel
-    known_layers: tuple[CellNode, ...] | None
+    nameable_trees: tuple[CellNode, ...] | None
     path: Path | None = None
 
     @property

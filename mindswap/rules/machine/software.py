@@ -135,7 +135,7 @@ def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
     if missing:
         yield diagnosis("packages", names=", ".join(missing), words=" ".join(missing))
     if not mindspore or not mindformers:
-        absent = [name for name, found in (("mindspore", mindspore), ("mindformers", mindformers)) if not found]
+        absent = [name for name, version in (("mindspore", mindspore), ("mindformers", mindformers)) if not version]
         yield diagnosis("not-installed", names=", ".join(absent))
     elif not is_supported_pair(mindformers, mindspore):
         advice = suggest_pair(mindformers)

@@ -125,7 +125,7 @@ def later_layer_swap(context: Context2x) -> Iterator[Finding]:
     entries = context.settings.of("layer_swap")
     for entry in entries[1:]:
         message = f"{entry.path}: has no effect; of layer_swap only the first entry acts"
-        yield Finding(entry.location, message, "one entry", _one_entry(context, entries))
+        yield Finding(entry.location, message, "one entry", _suggest_merged_entry(context, entries))
 
 
 @rule(Level.ERROR)
@@ -142,10 +142,10 @@ def repeated_op_name(context: Context2x) -> Iterator[Finding]:
         *replaced, last = entries
         for entry in replaced:
             message = f"{entry.path}: has no effect; {last.path} ({last.location}) has the same op_name '{name}'"
-            yield Finding(entry.location, message, "each op_name once", _one_entry(context, entries))
+            yield Finding(entry.location, message, "each op_name once", _suggest_merged_entry(context, entries))
 
 
-def _one_entry(context: Context2x, entries: Iterable[Target]) -> str:
+def _suggest_merged_entry(context: Context2x, entries: Iterable[Target]) -> str:
     layers = {index for entry in entries for index in context.settings.layers_of(entry)}
     return f"one entry for all of them: layers: {index_runs(layers)}"
 

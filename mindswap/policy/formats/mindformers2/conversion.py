@@ -113,8 +113,8 @@ def _swap_2x(
     ]
     if op_swap:
         swap["op_swap"] = op_swap
-    if beyond := indices - swappable:
-        lost.append(f"swap of {name_indices('layer', beyond)}: the last {prefetch} cannot be swapped in 2.x")
+    if unswappable := indices - swappable:
+        lost.append(f"swap of {name_indices('layer', unswappable)}: the last {prefetch} cannot be swapped in 2.x")
     return swap if full_layers or op_swap else {"enable": False}
 
 
