@@ -86,7 +86,7 @@ def load_document(path: str | os.PathLike[str]) -> Document:
     """Read a configuration file and its base files.
 
     `base_config` names a file or a list of files, relative to the folder of the file that names
-    them. As in MindFormers, of several bases a later one replaces whole top-level keys of an earlier
+    them. As in MindFormers, of several bases a later one replaces complete top-level keys of an earlier
     one; the file itself is then merged into them key by key. Every value keeps its location. Missing model settings
     come from `pretrained_model_dir`, see `with_model_of_folder`. Read errors are in the problems of the document.
     """

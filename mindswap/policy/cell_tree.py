@@ -107,7 +107,7 @@ class Match:
 
 
 def split_pattern(pattern: str) -> tuple[str, ...]:
-    r"""Split a pattern into its parts, one per level: `a\.b` gives `("a", "b")`."""
+    r"""Split a pattern into its parts, one per level: `("a", "b")` for `a\.b`."""
     return tuple(pattern.split(SEPARATOR))
 
 

@@ -179,7 +179,7 @@ class Policy:
         select_comm_recompute: communication operators to recompute.
         select_recompute_exclude: operators that must not be recomputed.
         select_comm_recompute_exclude: communication operators that must not be recomputed.
-        recompute_slice_activation: slice what a recomputed layer keeps over the tensor parallel group.
+        recompute_slice_activation: shard the saved inputs of recomputed layers over the tensor parallel group.
         mp_comm_recompute: recompute tensor parallel communication inside a recomputed layer.
         parallel_optimizer_comm_recompute: recompute the AllGather of the parallel optimizer.
         output_recompute: layers of layer_recompute whose output is not kept either: backward recomputes it for the next

@@ -1,4 +1,4 @@
-r"""Precedence: what a policy decides for each operator of a layer, and which entry decides it.
+r"""Precedence: the decision of a policy for each operator of a layer, and the entry that determines it.
 
 All consumers (applier, log lines, simulator, verification, planner, `explain`) call `resolve_layer`; no other module
 compares entries.
@@ -6,7 +6,7 @@ compares entries.
 Precedence of entries, from the specification ("Fine-Grained Activations SWAP" of MindFormers):
 
 - An operator that is recomputed is not offloaded.
-- Recompute of a whole layer overrides select recompute in it; the exclude options override both.
+- Full recompute of a layer overrides select recompute in it; the exclude options override both.
 - `op_swap` overrides `layer_swap`. If two patterns match an operator, the later one applies; if one pattern has several
   entries, the first that lists the layer applies. Of `layer_swap`, the first entry that lists the layer applies.
 """
@@ -43,7 +43,7 @@ PRIMITIVE_SETTINGS = (Setting.SELECT_COMM_RECOMPUTE, Setting.SELECT_COMM_RECOMPU
 
 
 class Treatment(Enum):
-    """What happens to the output of an operator between forward and backward."""
+    """Treatment of the output of an operator between forward and backward."""
 
     KEEP = "keep"
     OFFLOAD = "offload"
@@ -92,7 +92,7 @@ class Decision:
 
     @property
     def treatment(self) -> Treatment:
-        """What happens to the output."""
+        """Treatment of the output."""
         if self.recomputed_by:
             return Treatment.RECOMPUTE
         return Treatment.KEEP if self.offloaded_by is None else Treatment.OFFLOAD

@@ -129,7 +129,7 @@ def _check(
 
 
 def check_before_network(document: Document, environ: Mapping[str, str]) -> CheckResult:
-    """Check what can be checked before the network is built.
+    """Check a configuration as far as possible before the network is built.
 
     Raises:
         PolicyError: with all problems, if an error does not depend on the network. With swap off, errors of MindFormers

@@ -52,7 +52,7 @@ class LocatedValue(NamedTuple):
 class Values:
     """Values of a configuration by key path, such as `parallel_config.data_parallel`, for conditions.
 
-    `model.x` stands for `model.model_config.x`, where x may be a word of `SYNONYMS`.
+    `model.x` is short for `model.model_config.x`, where x may be a common name of `SYNONYMS`.
     """
 
     def __init__(self, document: Document, is_swap_enabled: bool = False, is_training_start: bool = False):

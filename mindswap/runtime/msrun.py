@@ -184,7 +184,7 @@ def check_port(address: str, port: int, fix: str = "") -> None:
         family, _, _, _, place = socket.getaddrinfo(address.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         raise LaunchError(f"MASTER_ADDR is {address!r}: {error}\n    allowed: an IP address or a host name") from error
-    is_local = _can_listen(family, place, 0)  # port 0 asks for any
+    is_local = _can_listen(family, place, 0)  # port 0 selects any free port
     if not is_local or _can_listen(family, place, port):
         return
     others = (*range(port + 1, min(port + 1000, 65536)), *range(1024, port))

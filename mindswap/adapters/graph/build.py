@@ -105,7 +105,7 @@ def _empty_cache(stack: contextlib.ExitStack, group_cache: object) -> None:
 
 # Keys of model_config for the virtual chunks of each pipeline stage.
 CHUNKS_KEYS = ("pp_interleave_num", "virtual_pipeline_model_parallel_size")
-# Keys of the configuration under which `_build` stores its notes, and what the experts of a rank exchange.
+# Keys of the configuration under which `_build` stores its notes, and the sizes that the experts of a rank exchange.
 NOTES_KEY, EXCHANGE_KEY = "mindswap_notes", "mindswap_exchange"
 
 

@@ -137,7 +137,7 @@ class _SizedCell(nn.Cell):
 
 
 class _GroupCell(_SizedCell):
-    """Base of the replacements of communication within a group; None stands for no group."""
+    """Base of the replacements of communication within a group; without a group there is one rank."""
 
     def __init__(self, group):
         super().__init__()
@@ -276,7 +276,7 @@ def compiled_experts(sizes: ExchangeSizes) -> Iterator[None]:
 
 
 def exchange_sizes(experts: nn.Cell, num_tokens: int, skew_permille: int) -> ExchangeSizes:
-    """Return what a rank exchanges in each layer of experts.
+    """Return the sizes that a rank exchanges in each layer of experts.
 
     Args:
         experts: experts of any layer; all layers are equal.

@@ -54,7 +54,7 @@ def set_policy(
 ) -> tuple[LayerDecisions, ...]:
     """Set a policy on the layers of a MindFormers network; layers of multi-token prediction count as the last layer.
 
-    MindFormers gives these layers the index of the last transformer layer. They contain such a layer, so their operator
+    These layers have the index of the last transformer layer. They contain such a layer, so their operator
     paths begin with `transformer_layer` (multi_token_prediction.py).
 
     Args:
@@ -102,7 +102,7 @@ class Capture:
 
     sample: LayerSample  # compiled layers of the model
     layers: tuple[CellNode, ...]  # cell tree of each compiled layer
-    graph: Graph  # as the compiler leaves it; `layer_index` counts compiled layers
+    graph: Graph  # compiled graph; `layer_index` counts compiled layers
     notes: tuple[str, ...]  # differences between this network and the one that trains
     # tensor parallel communication, by name of its operator
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)

@@ -151,7 +151,7 @@ class _GradientCell(nn.Cell):
 
 
 def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_list: str | None = None) -> Graph:
-    """Compile forward and backward of a network, as the frontend leaves them.
+    """Compile forward and backward of a network by the frontend.
 
     Args:
         network: see `compile_training_model`.
@@ -174,7 +174,7 @@ FIXES = {
 
 
 def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> ModelProto:
-    """Compile forward and backward of a network, as the frontend leaves them, to MindSpore's protobuf.
+    """Compile forward and backward of a network by the frontend, to MindSpore's protobuf.
 
     Args:
         network: returns its loss; its lazy_inline marks are used as they are.

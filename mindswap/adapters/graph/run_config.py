@@ -39,7 +39,7 @@ def replace_swap_sections(config, policy: Policy) -> None:
     """Set the sections that MindFormers uses; `config` is changed in place.
 
     With swap enabled, mindswap alone controls swap and recompute, and the memory optimization that swap requires is
-    set; otherwise MindFormers receives what the user wrote.
+    set; otherwise MindFormers receives the user's sections unchanged.
     """
     if policy.is_swap_enabled:
         sections = {

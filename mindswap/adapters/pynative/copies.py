@@ -159,7 +159,7 @@ class StreamCopies(CopyEngine):
 
     Args:
         runtime: module with the streams of `mindspore.runtime`.
-        pinned: allocates a tensor of so many bytes in pinned memory.
+        pinned: function from a size in bytes to a tensor in pinned memory.
     """
 
     def __init__(self, runtime: Any = None, pinned: Callable[[int], Any] | None = None) -> None:

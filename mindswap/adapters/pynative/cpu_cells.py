@@ -69,7 +69,7 @@ def replace_cpu_cells() -> None:
 
 
 # Experts: routing operators that only an NPU has. Shapes equal those of the real operators and are the same in each
-# step, whatever the router decides, so that every pass matches the recorded one. The grouped product multiplies each
+# step, independent of the router, so that every pass matches the recorded one. The grouped product multiplies each
 # row with all experts and selects the right one. There is only one rank, so tokens are not exchanged. Names are those
 # of mindformers 1.9.0, parallel_core/training_graph/transformer/moe.
 

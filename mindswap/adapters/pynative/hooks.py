@@ -34,7 +34,7 @@ class Observer(Protocol):
         """Observe a layer that begins forward with some inputs, ends it with some outputs, or begins backward."""
 
     def save(self, tensor, layer_index: int) -> Any:
-        """Return what autograd saves in place of a tensor."""
+        """Return the object that autograd saves in place of a tensor."""
 
     def read(self, kept):
         """Return the tensor for a result of `save`, when backward reads it."""

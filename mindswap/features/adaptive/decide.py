@@ -146,7 +146,7 @@ def _reason_to_stay(state: State, event: Measured) -> str:
 
 
 def _consider(state: State, current: Attempt, answer: TrainingPlan | NothingFits) -> Next:
-    """Decide whether a plan found during training is worth a restart."""
+    """Decide whether a plan that was made during training is worth a restart."""
     if isinstance(answer, NothingFits) or answer.key in state.tried or answer.key in state.out_of_memory:
         return _settle(state, "no faster plan that was not tried: the plan stays")
     if _exceeds_limit(state, answer):

@@ -48,7 +48,7 @@ def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections
     loaded = corrected_step(load_step(str(config_path), _device(config_path)), corrections).as_compiled_with_swap()
     offset = corrections.static_offset_bytes
     problem = make_problem(loaded, max(budget_bytes - offset, 1))
-    # `known` excludes operators of the CPU stand-ins, which a configuration cannot name.
+    # The trees exclude operators of the CPU replacements, which a configuration cannot name.
     plan = Solver(loaded.model, required_trees=loaded.nameable_trees).plan(problem)
     if not plan.fits:
         # If the peak is within the device's budget, host memory is too small.

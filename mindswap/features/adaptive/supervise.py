@@ -219,7 +219,7 @@ class AdaptiveRun:
             return fresh
         if state.is_finished:  # existing checkpoints belong to the completed training
             state = replace(state, ignored_checkpoints=present)
-        if state.running:  # this program was killed: the logs say how far the attempt came
+        if state.running:  # this program was killed; the logs have the last step of the attempt
             self.nodes.open(state.running.number)
             state = state.with_current(last_step=max(state.running.last_step, self.nodes.look().step))
         return replace(state, settings=self.settings)

@@ -173,7 +173,7 @@ class LoadedStep:
         document: the configuration; empty for a network without one.
         policy: policy of the configuration, in layer indices.
         model: model of the step for any policy.
-        known_layers: cell trees that contain all operator names of the configuration; None without a table of them.
+        nameable_trees: cell trees with all operator names that the configuration can use; None if no table has them.
         path: file of the configuration; None for a network without one.
     """
 

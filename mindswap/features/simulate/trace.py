@@ -17,7 +17,7 @@ from mindswap.report.insight import trace_names
 from mindswap.report.timeline_bars import AFTER, BAR_STYLES, MEMORY_STYLES, Lane, name_bars
 from mindswap.simulator.report_data import SimulationReport, StageReport
 
-THREADS_PER_STAGE = 10  # thread numbers are unique in the whole trace
+THREADS_PER_STAGE = 10  # thread numbers are unique in a trace
 
 
 def write_trace(report: SimulationReport, path: Path) -> None:

@@ -98,7 +98,7 @@ def _format_memory(report: LogReport) -> str:
     if report.predicted_peak_bytes is not None:
         header += ["simulated peak", "difference"]
     groups = group_equal(report.memory.values(), cells, report.memory)
-    if len(groups) > MAX_ROWS:  # the highest of each stage stands for it
+    if len(groups) > MAX_ROWS:  # one row per stage, with the highest memory
         by_stage: dict[int, list[int]] = {}
         for worker in report.memory:
             by_stage.setdefault(report.stage(worker), []).append(worker)

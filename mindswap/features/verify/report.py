@@ -73,36 +73,37 @@ def _format(effects: Sequence[E], header: Sequence[str], row: Callable[[E, str],
 
 def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Return the effect of swap as JSON data; sizes in bytes, every pair listed."""
+    return {"ok": is_ok, "notes": list(notes), "layers": [_layer_to_json(effect) for effect in effects]}
+
+
+def _layer_to_json(effect: LayerEffect) -> dict[str, Any]:
+    names = {key: [_words(finding)["name"] for finding in getattr(effect, key)] for key in _NAMED}
+    idle_entries = [
+        {"entry": idle.entry, "reason": idle.reason.value, "keeps_instead": list(idle.keeps_instead)}
+        for idle in effect.idle
+    ]
     return {
-        "ok": is_ok,
-        "notes": list(notes),
-        "layers": [
-            {
-                "layer": effect.layer_index,
-                "ok": effect.matches_policy,
-                "num_pairs": len(effect.pairs),
-                **attributes(effect, "swapped_bytes kept_before_bytes kept_bytes"),
-                "num_recomputed_ops": effect.num_recomputed,
-                "pairs": [
-                    {
-                        "operator": _name(pair.producer),
-                        **attributes(pair, "num_prefetch_ops size_bytes"),
-                        "shape": list(pair.copy_out.outputs[0].shape),
-                        "dtype": pair.copy_out.outputs[0].dtype,
-                    }
-                    for pair in effect.pairs
-                ],
-                **{key: [_words(finding)["name"] for finding in getattr(effect, key)] for key in _NAMED},
-                "one_way": [node.scope for node in effect.one_way],
-                "one_way_bytes": effect.one_way_bytes,
-                "without_effect": [
-                    {"entry": idle.entry, "reason": idle.reason.value, "keeps_instead": list(idle.keeps_instead)}
-                    for idle in effect.idle
-                ],
-                "wasted_bytes": sum(entry.copied_bytes for entry in effect.wasted),
-            }
-            for effect in effects
-        ],
+        "layer": effect.layer_index,
+        "ok": effect.matches_policy,
+        "num_pairs": len(effect.pairs),
+        **attributes(effect, "swapped_bytes kept_before_bytes kept_bytes"),
+        "num_recomputed_ops": effect.num_recomputed,
+        "pairs": [_pair_to_json(pair) for pair in effect.pairs],
+        **names,
+        "one_way": [node.scope for node in effect.one_way],
+        "one_way_bytes": effect.one_way_bytes,
+        "without_effect": idle_entries,
+        "wasted_bytes": sum(entry.copied_bytes for entry in effect.wasted),
+    }
+
+
+def _pair_to_json(pair: SwapPair) -> dict[str, Any]:
+    tensor = pair.copy_out.outputs[0]
+    return {
+        "operator": _name(pair.producer),
+        **attributes(pair, "num_prefetch_ops size_bytes"),
+        "shape": list(tensor.shape),
+        "dtype": tensor.dtype,
     }
 
 

@@ -26,7 +26,7 @@ def _has(v: Values, *paths: str) -> bool:
 
 
 def _frequency_template(v: Values) -> list[int]:
-    """Return the list that stands for `first_k_dense_replace`."""
+    """Return the list of `moe_layer_freq` that is equivalent to `first_k_dense_replace`."""
     return [0] * v(DENSE) + [1] * (v(LAYERS) - v(DENSE))
 
 

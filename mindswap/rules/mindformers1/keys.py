@@ -42,8 +42,8 @@ def missing_key(context: Context) -> Iterator[Finding]:
 def unknown_key(context: Context) -> Iterator[Finding]:
     """An unknown key in swap_config, in one of its entries, or in recompute_config.
 
-    A misspelt `swap_config` or `recompute_config` at the top level, too, if it asks for something, and swap that is
-    asked for elsewhere: MindFormers accepts any key there and ignores it. A key that is True where `swap` is missing
+    Also a misspelled `swap_config` or `recompute_config` at the top level, if it enables anything, and swap settings
+    elsewhere: MindFormers accepts any key there and ignores it. A key that is True where `swap` is missing
     (`swpa: True`) is an error, although swap is off then. Options of Megatron-LM are named with the command that
     converts them.
 
@@ -170,7 +170,7 @@ def duplicate_key(context: Context) -> Iterator[Finding]:
 def section_of_2x(context: Context) -> Iterator[Finding]:
     """`swap`, `recompute` or `recompute_comm` of MindFormers 2.x in a file of MindFormers 1.9: nothing reads it.
 
-    An error where the section asks for something, a warning where it is switched off.
+    An error if the section enables anything, a warning if it is switched off.
 
     PASS: swap_config: {swap: True}
     FAIL: swap: {enable: True, layer_swap: [{layers: ['0-2']}]}

@@ -101,7 +101,7 @@ def repeated_layer(context: Context) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def select_in_recomputed_layer(context: Context) -> Iterator[Finding]:
-    """An operator is selected for recomputation in a layer that is recomputed whole: no effect.
+    """An operator is selected for recomputation in a fully recomputed layer: no effect.
 
     PASS: recompute_config: {recompute: [0], select_recompute: {feed_forward: [1]}}
     FAIL: recompute_config: {recompute: [0], select_recompute: {feed_forward: [0, 1]}}
@@ -118,7 +118,7 @@ def select_in_recomputed_layer(context: Context) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def output_recompute(context: Context) -> Iterator[Finding]:
-    """output_recompute names layers that are not recomputed whole, or the model does not compile with it.
+    """output_recompute names layers without full recompute, or the model does not compile with it.
 
     `mindswap: {output_recompute: LAYERS}` keeps not even the output of a recomputed layer: backward recomputes it for
     the next layer. MindSpore 2.9 compiles that for networks whose layers have one output tensor (the legacy models),
@@ -229,12 +229,12 @@ def _as_indices(context: Context, path: str, node: DocumentNode) -> str:
 
 @rule(Level.ERROR)
 def stage_recompute(context: Context) -> Iterator[Finding | Problem]:
-    """With swap off, MindFormers stops at recompute_config, or does less than it says.
+    """With swap off, MindFormers refuses recompute_config, or applies only a part of it.
 
-    Errors are what stops MindFormers when it builds the network: more counts than stages, values that are
-    no counts, an offset that does not fit the model. Warnings are what it accepts silently: counts
-    above the number of layers, operator names that match nothing, flags that it does not pass on.
-    `mindswap run` leaves such a configuration to MindFormers; only commands such as `mindswap check` report it.
+    Errors are settings that MindFormers refuses when it builds the network: more counts than stages, values that are
+    no counts, an offset that does not fit the model. Warnings are settings that it silently ignores: counts above the
+    number of layers, operator names that match nothing, flags that it does not pass on. `mindswap run` starts such a
+    training, and MindFormers reports its errors; only commands such as `mindswap check` report them before.
     An offset that does not fit the model is an error with swap on, too.
 
     PASS (swap off; 8 layers on 2 stages): recompute_config: {recompute: [2, 1]}

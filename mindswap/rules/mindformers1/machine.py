@@ -48,7 +48,7 @@ def context_mode(context: Context) -> Iterator[Finding]:
     """context.mode is not a mode in which mindswap swaps.
 
     In graph mode the compiler swaps. In PyNative mode mindswap does, on CPU; its copies for Ascend were never run, so
-    there they have to be asked for with `mindswap: {stream_copies: True}`.
+    there they must be requested with `mindswap: {stream_copies: True}`.
 
     PASS: context: {mode: 0}
     PASS: context: {mode: 1, device_target: CPU}

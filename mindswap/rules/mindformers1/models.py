@@ -167,7 +167,7 @@ REFUSALS = (
     Refusal(
         "coder-layers",
         "model.num_encoder_layers",
-        # A decoder-only model counts every layer as a decoder layer, whatever the file has.
+        # A decoder-only model ignores both numbers.
         lambda v: (
             v.is_newer
             and v("model.model_architecture") == "yoco"

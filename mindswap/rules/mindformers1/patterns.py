@@ -67,7 +67,7 @@ def _error(context: Context, pattern: str) -> PatternError | None:
 def plain_dot(context: Context) -> Iterator[Finding]:
     r"""A `.` joins two names where `\.` is meant: it matches one character, and no level begins there.
 
-    An error; a warning where the pattern matches something as it stands.
+    An error; a warning if the pattern matches something nevertheless.
 
     PASS: op_name: 'attention\.flash_attention'
     FAIL: op_name: 'attention.flash_attention'
@@ -207,9 +207,9 @@ def _near_paths(pattern: str, coverage: Coverage) -> list[str]:
 
 @rule(Level.WARNING)
 def exclude_select(context: Context) -> Iterator[Finding]:
-    r"""An exclude option contradicts a select option, or excludes what nothing selects.
+    r"""An exclude option contradicts a select option, or excludes operators that no option selects.
 
-    Excluded operators are not recomputed, whatever selects them.
+    Excluded operators are never recomputed.
 
     PASS:
         select_recompute: ['feed_forward']

@@ -102,7 +102,7 @@ REFUSALS = (
     Refusal(
         "run-mode",
         "run_mode",
-        # In a run an option replaces it, and MindFormers tests what it has then.
+        # In a training a command line option may override it, and MindFormers checks the result.
         lambda v: not v.is_training_start and v.is_written("run_mode") and v("run_mode", "train") not in RUN_MODES,
         "MindFormers knows no such mode",
         ", ".join(RUN_MODES),

@@ -80,7 +80,7 @@ def nesting_refused(context: Context) -> Iterator[Finding]:
 
 
 def _find_too_deep(node: DocumentNode | None, levels: int) -> DocumentNode | None:
-    """Return the first mapping that is below so many levels of mappings; None if there is none."""
+    """Return the first mapping that is nested in more than `levels` mappings; None if there is none."""
     pending = [(node, levels)]
     while pending:
         current, rest = pending.pop()

@@ -171,7 +171,7 @@ class CheckpointFolder:
             match, mark = _NAME.fullmatch(path.name), _mark(path)
             if match is None or mark is None or mark in self._ignored:
                 continue
-            if self._steps_by_mark.get(mark) is None:  # incomplete files are read again
+            if self._steps_by_mark.get(mark) is None:  # incomplete files are reread
                 self._steps_by_mark[mark] = read_saved_step(path)
             saved = self._steps_by_mark[mark]
             if saved and (last is None or saved <= last):

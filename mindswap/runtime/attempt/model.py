@@ -156,7 +156,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Planned:
-    """The planner returned a plan, or found that none fits."""
+    """The planner returned a plan, or reported that none fits."""
 
     answer: TrainingPlan | NothingFits
 

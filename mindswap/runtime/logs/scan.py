@@ -40,7 +40,7 @@ _MAX_TEXT = 300
 _OFFLOAD_WARNING = "Offload does not take effect outside the scope of the lazy_inline Cell"
 # DevMemStatistics() of plugin/ascend/res_manager/mem_manager/ascend_{two_pointer,dynamic}_mem_adapter.cc, printed by
 # AscendMemAdapter::DeInitialize as a WARNING with MS_MEMORY_STATISTIC=1. 1M is 1024 << 10 bytes (kMBToByte). Until
-# MindSpore 2.4 it said HBM for MOC; "Actual peak memory usage:" alone is the form with memory pool recycling.
+# MindSpore 2.4 it printed HBM for MOC; "Actual peak memory usage:" alone is the form with memory pool recycling.
 _STATISTICS = (
     ("device_bytes", re.compile(r"Device (?:MOC|HBM) memory size: (\d{1,9})M")),
     ("available_bytes", re.compile(r"MindSpore Used memory size: (\d{1,9})M")),
