@@ -127,12 +127,12 @@ def _swap_line(timeline: Timeline, label: Label, summary: _LabelSummary, names: 
     )
 
 
-def _wasted_line(label: Label, summary: _LabelSummary, swapped: list[str], others: list[str]) -> str:
-    stays = f" as {', '.join(others)}" if others else ""
+def _wasted_line(label: Label, summary: _LabelSummary, swapped: list[str], other_names: list[str]) -> str:
+    suffix = f" as {', '.join(other_names)}" if other_names else ""
     return (
         f"copy {label} in {_in_words(summary.layers)} for nothing: "
         f"{format_bytes(summary.size_bytes // len(summary.layers))} of a layer go with "
-        f"{', '.join(swapped) or str(label)}, which is swapped for something else, and stay{stays}"
+        f"{', '.join(swapped) or str(label)}, which is swapped for something else, and stay{suffix}"
     )
 
 
@@ -170,8 +170,8 @@ def _recompute_ns(block: Block) -> Counter[Label]:
 
 
 def _kept_lines(planned: Sequence[Block]) -> list[str]:
-    kept = _by_label(planned, Placement.KEPT, Placement.WASTED)
-    largest = sorted(kept.items(), key=lambda entry: -entry[1].size_bytes)[:NUM_KEPT]
+    summaries = _by_label(planned, Placement.KEPT, Placement.WASTED)
+    largest = sorted(summaries.items(), key=lambda entry: -entry[1].size_bytes)[:NUM_KEPT]
     return [
         f"keep {label} in {_in_words(summary.layers)}: "
         f"{format_bytes(summary.size_bytes // len(summary.layers))} of a layer"

@@ -91,5 +91,7 @@ def solve_linear(
     is_found = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
     if not is_found or not (num_integers or solver.getModelStatus() == highspy.HighsModelStatus.kOptimal):
         raise UnsolvedError
-    found = solver.getSolution()
-    return Solution(solver.getInfo().objective_function_value, np.array(found.col_value), np.array(found.row_dual))
+    solution = solver.getSolution()
+    return Solution(
+        solver.getInfo().objective_function_value, np.array(solution.col_value), np.array(solution.row_dual)
+    )

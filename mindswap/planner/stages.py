@@ -119,15 +119,15 @@ class StageSolver:
             stage: Search(stage_problem, MAX_OPERATORS, self.progress)
             for stage, stage_problem in stage_problems.items()
         }
-        kept = {
+        keep_scores = {
             stage: search.score(np.zeros_like(assignment[self.layers[stage]])) for stage, search in searches.items()
         }
-        slowest_ns = max(_per_batch_ns(stage_problems[stage], score) for stage, score in kept.items())
+        slowest_ns = max(_per_batch_ns(stage_problems[stage], score) for stage, score in keep_scores.items())
         solved_assignments = [assignment[layers] for layers in self.layers if assignment[layers].any()]
-        for stage in sorted(stages, key=lambda stage: (-kept[stage].excess_bytes, stage)):
+        for stage in sorted(stages, key=lambda stage: (-keep_scores[stage].excess_bytes, stage)):
             stage_problem, layers = stage_problems[stage], self.layers[stage]
             assignment[layers] = 0
-            if kept[stage].fits or not layers:
+            if keep_scores[stage].fits or not layers:
                 fitting |= {stage}
                 continue
             options = [assignment[layers], *(resample(other, stage_problem.costs) for other in solved_assignments)]

@@ -15,7 +15,7 @@ from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.program_builder import build_program
-from mindswap.simulator.schedules.rounds import most_in_flight
+from mindswap.simulator.schedules.rounds import max_num_in_flight
 from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.summary import peak_host_bytes
 from mindswap.simulator.timeline import Timeline
@@ -238,7 +238,7 @@ class PipelineProblem(_ModelProblem):
 def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
     """Return the number of micro-batches for warm-up, steady state and cool-down, and the maximum in flight."""
     num_chunks, num_stages = len(layout.chunks[stage]), layout.num_stages
-    max_in_flight = most_in_flight(layout.passes(stage))
+    max_in_flight = max_num_in_flight(layout.passes(stage))
     num_micro_batches = -(-max_in_flight // layout.num_sequences)  # micro-batches
     if num_chunks > 1:  # whole rounds, as the order is made of them
         rounds = -(-(num_micro_batches + num_chunks) // (num_chunks * num_stages))

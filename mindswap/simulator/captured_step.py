@@ -51,22 +51,24 @@ class GradientRule:
 
     is_summed: bool = False  # accumulated over micro-batches
     sharding: WeightSharding = UNSHARDED  # weights that the parallel optimizer shards
-    whole: frozenset[GradientKey] = frozenset()  # weights that it leaves unsharded by name
+    unsharded_weights: frozenset[GradientKey] = frozenset()  # weights that it leaves unsharded by name
     is_shared: bool = False  # weights are replicated over data parallel ranks
-    own: frozenset[GradientKey] = frozenset()  # weights that no other rank has: experts
+    unreplicated_weights: frozenset[GradientKey] = frozenset()  # weights that no other rank has: experts
 
-    def is_sharded_weight(self, known: TensorType, where: int) -> bool:
+    def is_sharded_weight(self, gradient_type: TensorType, where: int) -> bool:
         """Return whether the weight of a gradient is sharded.
 
         Args:
-            known: type of the gradient, which is that of the weight.
+            gradient_type: type of the gradient, which is that of the weight.
             where: segment as in `GradientKey`.
         """
-        return (where, known.shape) not in self.whole and self.sharding.is_sharded("", known.shape, known.size_bytes)
+        return (where, gradient_type.shape) not in self.unsharded_weights and self.sharding.is_sharded(
+            "", gradient_type.shape, gradient_type.size_bytes
+        )
 
-    def is_reduced(self, known: TensorType, where: int) -> bool:
+    def is_reduced(self, gradient_type: TensorType, where: int) -> bool:
         """Return whether a gradient is reduced over ranks; arguments as in `is_sharded_weight`."""
-        return self.is_shared and (where, known.shape) not in self.own
+        return self.is_shared and (where, gradient_type.shape) not in self.unreplicated_weights
 
     def parts_bytes(self, size_bytes: int, is_sharded_weight: bool, is_reduced: bool) -> GradientBytes:
         """Split the memory of a gradient by lifetime.
@@ -135,33 +137,33 @@ def find_parameters(graph: Graph, sharding: WeightSharding = UNSHARDED) -> tuple
         graph: step with unsharded weights.
         sharding: rules of the parallel optimizer.
     """
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     frozen = frozenset(graph.frozen)
     has_layers_begun = False
     for node in graph.forward:
         has_layers_begun |= node.layer_index is not None
         name = weight_name(node)
-        if name and node.outputs and name not in found:
-            known = node.outputs[0]
+        if name and node.outputs and name not in parameters:
+            weight_type = node.outputs[0]
             parts = tensor_parallel_parts(node)
-            is_sharded_weight = sharding.is_sharded(name, known.shape, known.size_bytes, parts)
+            is_sharded_weight = sharding.is_sharded(name, weight_type.shape, weight_type.size_bytes, parts)
             num_shards = sharding.num_ranks_of(name, parts)
             copies = sharding.num_expert_copies if is_expert_weight(name) else None
             if sharding.is_sharded_over_all(name, parts):
                 copies = num_shards
-            found[name] = Parameter(
+            parameters[name] = Parameter(
                 name=name,
-                size_bytes=known.size_bytes,
-                num_elements=math.prod(known.shape),
+                size_bytes=weight_type.size_bytes,
+                num_elements=math.prod(weight_type.shape),
                 is_sharded=is_sharded_weight,
                 num_copies=copies,
                 layer_index=node.layer_index,
                 is_after_layers=has_layers_begun and node.layer_index is None,
-                shape=known.shape,
+                shape=weight_type.shape,
                 num_shards=num_shards,
                 is_trained=name not in frozen,
             )
-    return tuple(found.values())
+    return tuple(parameters.values())
 
 
 def find_tied_parameters(graph: Graph, sharding: WeightSharding = UNSHARDED) -> tuple[Parameter, ...]:

@@ -245,7 +245,7 @@ def make_arrays(
     def label_of(name: Label) -> int:
         return labels.setdefault(name, len(labels))
 
-    own = [tensor for tensor in tensors if tensor.role is None and not tensor.is_per_step]
+    local = [tensor for tensor in tensors if tensor.role is None and not tensor.is_per_step]
     shared = [tensor for tensor in tensors if tensor.role is None and tensor.is_per_step]
     boundary_tensors = tuple(tensor for tensor in tensors if tensor.role is not None)
     for tensor in boundary_tensors:
@@ -254,7 +254,7 @@ def make_arrays(
         forward=op_columns(forward, label_of),
         backward=op_columns(backward, label_of),
         per_step_operators=op_columns(per_step_operators, label_of),
-        own=tensor_columns(own, label_of),
+        own=tensor_columns(local, label_of),
         shared=tensor_columns(shared, label_of),
         boundary_tensors=boundary_tensors,
         labels=tuple(labels),

@@ -58,9 +58,9 @@ class LayerSwapModel2x(StepModel):
             return super().program(policy)
         (entry,) = policy.layer_swap
         layers = entry.layers.resolve(len(self.captured.sample.layer_map))
-        makers = Layers({near for layer in layers for near in (layer - 1, layer) if near >= 0})
-        far = super().program(replace(policy, layer_swap=(LayerSwap(makers, FAR),)))
-        return swap_at_ends_of_layers(far, layers, entry.prefetch)
+        makers = Layers({neighbour for layer in layers for neighbour in (layer - 1, layer) if neighbour >= 0})
+        all_copied = super().program(replace(policy, layer_swap=(LayerSwap(makers, FAR),)))
+        return swap_at_ends_of_layers(all_copied, layers, entry.prefetch)
 
     def _block_builder(self, policy: Policy, layer_index: int, is_swapping: bool) -> Callable[[int], Block]:
         build = super()._block_builder(policy, layer_index, is_swapping)
@@ -81,15 +81,15 @@ def _keep_outputs(blocks: Mapping[int, Block], num_layers: int) -> Mapping[int, 
 
 
 def _without_copies(block: Block, inputs: Set[Role]) -> Block:
-    def stays(tensor: BlockTensor) -> bool:
+    def is_kept(tensor: BlockTensor) -> bool:
         is_returned = tensor.is_forward and tensor.role is not None and not tensor.role.is_shared
         is_output = is_returned and tensor.role not in inputs and tensor.num_copies > 0
         return is_output or tensor.num_copies == ONE_WAY  # such copies exist in graph mode only
 
-    if not any(map(stays, block.tensors)):
+    if not any(map(is_kept, block.tensors)):
         return block
-    kept = (replace(one, num_copies=0, prefetch=0) if stays(one) else one for one in block.tensors)
-    return replace(block, tensors=tuple(kept))
+    tensors = (replace(tensor, num_copies=0, prefetch=0) if is_kept(tensor) else tensor for tensor in block.tensors)
+    return replace(block, tensors=tuple(tensors))
 
 
 def swap_at_ends_of_layers(program: Program, layers: Collection[int], prefetch: int) -> Program:
@@ -104,21 +104,21 @@ def swap_at_ends_of_layers(program: Program, layers: Collection[int], prefetch: 
     if not len(copies):
         return program
     owner = program.ops.layer[copies.first_user_op].astype(np.int64)  # layer that saves the tensor
-    stays = ~np.isin(owner, list(layers))
+    is_removed = ~np.isin(owner, list(layers))
     forward_end, backward_begin = _ends_of_layers(program)
     # Copies of other layers are removed below, so layer 0 is a placeholder.
-    near = np.where(stays, 0, owner)
-    far = np.where(stays, 0, owner + prefetch)
+    swapped_layer = np.where(is_removed, 0, owner)
+    trigger_layer = np.where(is_removed, 0, owner + prefetch)
     micro_step = copies.micro_batch
-    fetch_at = backward_begin[far, micro_step]
+    fetch_at = backward_begin[trigger_layer, micro_step]
     moved = replace(
         copies,
-        producer_op=forward_end[near, micro_step],
-        release_op=forward_end[far, micro_step],
+        producer_op=forward_end[swapped_layer, micro_step],
+        release_op=forward_end[trigger_layer, micro_step],
         prefetch_op=fetch_at - 1,
-        first_user_op=backward_begin[near, micro_step],
+        first_user_op=backward_begin[swapped_layer, micro_step],
     )
-    return replace(program, copies=moved.rows(~stays), intervals=_intervals(intervals, stays, fetch_at))
+    return replace(program, copies=moved.rows(~is_removed), intervals=_intervals(intervals, is_removed, fetch_at))
 
 
 def _ends_of_layers(program: Program) -> tuple[np.ndarray, np.ndarray]:
@@ -129,25 +129,27 @@ def _ends_of_layers(program: Program) -> tuple[np.ndarray, np.ndarray]:
     is_backward = (ops.kind == OpKind.BACKWARD) | (ops.kind == OpKind.RECOMPUTE)
     shape = (int(ops.layer.max()) + 1, int(ops.micro_batch.max()) + 1)
     forward_end, backward_begin = np.zeros(shape, np.int64), np.full(shape, len(ops), np.int64)
-    for found, which, choose in ((forward_end, is_forward, np.maximum), (backward_begin, is_backward, np.minimum)):
+    for ends, which, choose in ((forward_end, is_forward, np.maximum), (backward_begin, is_backward, np.minimum)):
         at = np.flatnonzero(is_in_layer & which)
-        choose.at(found, (ops.layer[at], ops.micro_batch[at]), at)
+        choose.at(ends, (ops.layer[at], ops.micro_batch[at]), at)
     return forward_end, backward_begin
 
 
-def _intervals(intervals: Intervals, stays: np.ndarray, fetch_at: np.ndarray) -> Intervals:
+def _intervals(intervals: Intervals, is_removed: np.ndarray, fetch_at: np.ndarray) -> Intervals:
     """Update the intervals: removed copies stay on the device, prefetches allocate at `fetch_at`."""
-    is_back, is_out = intervals.begin < 0, intervals.end < 0
-    back, out = copy_position(intervals.begin), copy_position(intervals.end)
-    last_use = np.zeros(len(stays), np.int64)
-    last_use[back[is_back]] = intervals.end[is_back]
-    number = np.cumsum(~stays) - 1
-    is_kept = is_out & stays[out]
-    end = np.where(is_out, np.where(is_kept, last_use[out], copy_reference(number[out])), intervals.end)
+    is_prefetch, is_offload = intervals.begin < 0, intervals.end < 0
+    prefetch_of, offload_of = copy_position(intervals.begin), copy_position(intervals.end)
+    last_use = np.zeros(len(is_removed), np.int64)
+    last_use[prefetch_of[is_prefetch]] = intervals.end[is_prefetch]
+    number = np.cumsum(~is_removed) - 1
+    is_kept = is_offload & is_removed[offload_of]
+    end = np.where(
+        is_offload, np.where(is_kept, last_use[offload_of], copy_reference(number[offload_of])), intervals.end
+    )
     changed = replace(
         intervals,
-        begin=np.where(is_back, fetch_at[back], intervals.begin),
+        begin=np.where(is_prefetch, fetch_at[prefetch_of], intervals.begin),
         end=end,
         kind=np.where(is_kept, MemoryKind.KEPT, intervals.kind).astype(np.int8),
     )
-    return changed.rows(~(is_back & stays[back]))
+    return changed.rows(~(is_prefetch & is_removed[prefetch_of]))

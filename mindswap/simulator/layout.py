@@ -52,13 +52,13 @@ class StageLayout:
         if len(self.chunks[stage]) > 1 or self.num_sequences > 1 or PassWork.WEIGHT_GRADIENT in order:
             return None
         ahead = order.index(PassWork.BACKWARD)
-        turns = [PassWork.BACKWARD, PassWork.FORWARD] * (self.num_micro_batches - ahead)
-        expected = [PassWork.FORWARD] * ahead + turns + [PassWork.BACKWARD] * ahead
+        alternation = [PassWork.BACKWARD, PassWork.FORWARD] * (self.num_micro_batches - ahead)
+        expected = [PassWork.FORWARD] * ahead + alternation + [PassWork.BACKWARD] * ahead
         return ahead if order == expected else None
 
     def stage_of(self, segment: int) -> int:
         """Return the pipeline stage of a segment."""
-        return next(stage for stage, chunks in enumerate(self.chunks) if any(segment in own for own in chunks))
+        return next(stage for stage, chunks in enumerate(self.chunks) if any(segment in chunk for chunk in chunks))
 
     def short_of(self, num_micro_batches: int) -> int:
         """Return a number of micro-batches for a shorter step with the same steady state.
@@ -74,7 +74,7 @@ class StageLayout:
     @property
     def are_ends_together(self) -> bool:
         """Return whether the same stage has the segments before and after the layers."""
-        last = max(segment for chunks in self.chunks for own in chunks for segment in own)
+        last = max(segment for chunks in self.chunks for stage_chunks in chunks for segment in stage_chunks)
         return self.stage_of(0) == self.stage_of(last)
 
 

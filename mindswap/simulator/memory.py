@@ -30,10 +30,10 @@ def interval_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     """
     intervals, copies = timeline.program.intervals, timeline.program.copies
     op_begin_ns, op_end_ns, launched_ns = _launch_times(timeline)
-    behind = np.where(copies.prefetch_op == NO_OP, copies.producer_op, copies.prefetch_op)
+    launch_op = np.where(copies.prefetch_op == NO_OP, copies.producer_op, copies.prefetch_op)
     # `~c` is -1 for copy 0, -2 for copy 1: positions from the end of an array with the copies in reverse.
     # A prefetch that depends on communication may start before the launch of the next compute operator.
-    taken_ns = np.minimum(launched_ns[behind], timeline.in_start_ns)
+    taken_ns = np.minimum(launched_ns[launch_op], timeline.in_start_ns)
     begin_ns = np.concatenate((op_begin_ns, taken_ns[::-1]))[intervals.begin]
     release_ns = np.maximum(timeline.release_ns, launched_ns[copies.release_op])
     end_ns = np.concatenate((op_end_ns, release_ns[::-1]))[intervals.end]
@@ -88,10 +88,12 @@ def peak_memory(timeline: Timeline) -> np.ndarray:
     intervals = timeline.program.intervals
     peak_bytes = np.zeros(timeline.program.num_stages, np.int64)
     for stage in range(len(peak_bytes)):
-        own = np.flatnonzero(intervals.stage == stage)
-        size_bytes = intervals.size_bytes[own]
+        of_stage = np.flatnonzero(intervals.stage == stage)
+        size_bytes = intervals.size_bytes[of_stage]
         changes_bytes = np.concatenate((-size_bytes, size_bytes))
-        in_order = np.argsort(np.concatenate((end_ns[own], begin_ns[own])), kind="stable")  # frees before allocations
+        in_order = np.argsort(
+            np.concatenate((end_ns[of_stage], begin_ns[of_stage])), kind="stable"
+        )  # frees before allocations
         peak_bytes[stage] = np.cumsum(changes_bytes[in_order], dtype=np.int64).max(initial=0)
     return peak_bytes
 
@@ -104,9 +106,9 @@ def profile_memory(timeline: Timeline, stage: int) -> MemoryProfile:
     """
     intervals = timeline.program.intervals
     begin_ns, end_ns = interval_times(timeline)
-    own = np.flatnonzero((intervals.stage == stage) & (begin_ns < end_ns))
-    begin_ns, end_ns = begin_ns[own], end_ns[own]
-    size_bytes, kind = intervals.size_bytes[own], intervals.kind[own]
+    of_stage = np.flatnonzero((intervals.stage == stage) & (begin_ns < end_ns))
+    begin_ns, end_ns = begin_ns[of_stage], end_ns[of_stage]
+    size_bytes, kind = intervals.size_bytes[of_stage], intervals.kind[of_stage]
 
     time_ns = np.unique(np.concatenate(([0], begin_ns, end_ns)))
     change_bytes = np.zeros((len(MemoryKind), len(time_ns)), np.int64)
@@ -124,5 +126,5 @@ def profile_memory(timeline: Timeline, stage: int) -> MemoryProfile:
         by_kind_bytes=by_kind_bytes,
         peak_bytes=int(total_bytes[peak]),
         peak_ns=peak_ns,
-        holders=own[alive[np.argsort(-size_bytes[alive], kind="stable")]],
+        holders=of_stage[alive[np.argsort(-size_bytes[alive], kind="stable")]],
     )

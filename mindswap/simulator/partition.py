@@ -59,8 +59,8 @@ class BlockBuilder:
             raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
         # If backward reads a weight in its stored type, each of several micro-batches copies the weight and keeps the
         # copy until then; a single micro-batch does not (docs/internals/notes.md#weights-copied-for-backward).
-        kept = {entry.forward_name for entry in graph.saved} if rule.is_summed else set()
-        copied = frozenset(node.name for node in graph.forward if node.op == "TensorMove" and node.name in kept)
+        saved_names = {entry.forward_name for entry in graph.saved} if rule.is_summed else set()
+        copied = frozenset(node.name for node in graph.forward if node.op == "TensorMove" and node.name in saved_names)
         static = constant_operators(graph).keys() if rule.is_summed else frozenset()
         self.step = step = StepReader(
             graph=graph,
@@ -147,10 +147,10 @@ class BlockBuilder:
         """Yield the tensors of a weight gradient: until it is accumulated or reduced, and until the optimizer."""
         size_bytes, producer_op_index = tensor.type.size_bytes, tensor.producer_op_index
         ops = self.step.ops[tensor.op_list]
-        behind = [at for at in range(producer_op_index + 1, len(ops)) if not ops[at].kind.is_communication]
-        in_half = (at for at in behind if ops[at].is_weight == ops[producer_op_index].is_weight)
+        later_ops = [at for at in range(producer_op_index + 1, len(ops)) if not ops[at].kind.is_communication]
+        in_half = (at for at in later_ops if ops[at].is_weight == ops[producer_op_index].is_weight)
         taken = Consumers(
-            last_backward=behind[0] if behind else producer_op_index, last_weight=next(in_half, producer_op_index)
+            last_backward=later_ops[0] if later_ops else producer_op_index, last_weight=next(in_half, producer_op_index)
         )
         rule = self.rule
         where = -1 if tensor.segment < 0 else int(tensor.segment == self.step.num_layers)

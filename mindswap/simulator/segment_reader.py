@@ -138,10 +138,10 @@ class StepReader:
             self._read(node, OpList(segment, True, node.name in self.per_step_operators))
         for value in saved:
             self.values[value.backward_name] = self.values.get(value.forward_name, ())
-        behind = {
+        after_layers = {
             node.name for node, segment in zip(graph.forward, segments, strict=True) if segment == self.num_layers
         }
-        segments = backward_segments(graph, self.num_layers, behind)
+        segments = backward_segments(graph, self.num_layers, after_layers)
         self._note_unwritten(unwritten, graph.backward, segments)
         for node, segment in zip(graph.backward, segments, strict=True):
             self._read(node, OpList(segment, False))
@@ -218,12 +218,14 @@ class StepReader:
         ops = self.ops.setdefault(op_list, [])
         label, read = self._label(node, op_list), list(self._tensors_of(node.inputs))
         is_weight = not op_list.is_forward and node.name in self.weight_nodes
-        known = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
-        begin = self._made_at(node, op_list) if known else NO_OP
+        collectives = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
+        begin = self._made_at(node, op_list) if collectives else NO_OP
         waits = [
-            _communicate(ops, label, c.kind, self.collective_ns(c), begin, is_weight) for c in known if c.is_before
+            _communicate(ops, label, c.kind, self.collective_ns(c), begin, is_weight)
+            for c in collectives
+            if c.is_before
         ]
-        after = [(c.kind, self.collective_ns(c)) for c in known if not c.is_before and c.kind != RING]
+        after = [(c.kind, self.collective_ns(c)) for c in collectives if not c.is_before and c.kind != RING]
         position = len(ops)
         wait_per_step = NO_OP
         if op_list.is_forward and not read and not is_gathering(node) and self.static.isdisjoint(node.inputs):
@@ -240,9 +242,9 @@ class StepReader:
             _communicate(ops, label, node.op, duration_ns, NO_OP, is_weight)
         else:
             kind = OpKind.FORWARD if op_list.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
-            own = UntimedOp(node, label, kind, max(waits, default=NO_OP), wait_per_step, is_weight)
-            exchange = next((c for c in known if c.kind == RING), None)
-            ops += [own] if exchange is None else self._run_ring(own, op_list, position, exchange, read)
+            untimed = UntimedOp(node, label, kind, max(waits, default=NO_OP), wait_per_step, is_weight)
+            exchange = next((c for c in collectives if c.kind == RING), None)
+            ops += [untimed] if exchange is None else self._run_ring(untimed, op_list, position, exchange, read)
         outputs = self._make_outputs(node, label, op_list, position, read)
         for name, duration_ns in after:
             _communicate(ops, label, name, duration_ns, NO_OP, is_weight)
@@ -251,10 +253,10 @@ class StepReader:
                 tensor.collective = len(ops) - 1
 
     def _run_ring(
-        self, own: UntimedOp, op_list: OpList, begin: int, exchange: Collective, read: Sequence[StepTensor]
+        self, attention: UntimedOp, op_list: OpList, begin: int, exchange: Collective, read: Sequence[StepTensor]
     ) -> list[BlockOp]:
         """Expand ring attention into its rounds, and record its buffers."""
-        node, work = own.node, self._work(own.node, op_list)
+        node, work = attention.node, self._work(attention.node, op_list)
         operands, is_forward = work.inputs[:3], node.op == "FlashAttentionScore"
         statistic = self.graph.index.forward_nodes.get(node.origin, node).outputs[0].size_bytes
         rounds = list_rounds(is_forward, exchange.num_ranks, work.flops, operands, statistic, self.is_fused)
@@ -262,9 +264,9 @@ class StepReader:
         def time_ns(kernel: Work, op: str) -> int:
             return self.operator_ns(replace(node, op=op), replace(kernel, inputs=operands))
 
-        ops = ring_ops(self._timed(own, op_list), rounds, begin, time_ns, self.collective_ns(exchange))
+        ops = ring_ops(self._timed(attention, op_list), rounds, begin, time_ns, self.collective_ns(exchange))
         size_bytes = ring_buffers(operands, is_forward)
-        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), op_list, begin, False)
+        buffers = StepTensor(f"{attention.label} ring", TensorType((), "", size_bytes), op_list, begin, False)
         self.tensors.append(buffers)
         for tensor in (buffers, *read):
             tensor.note_use(op_list, begin + len(ops) - 1, False)
@@ -284,30 +286,30 @@ class StepReader:
         outputs = tuple(
             StepTensor(
                 label,
-                known,
+                tensor_type,
                 op_list,
                 position,
                 is_recomputed,
                 is_live_from_start=is_live_from_start,
                 is_live_from_later_starts=is_live_from_later_starts,
             )
-            if known.size_bytes
+            if tensor_type.size_bytes
             else None
-            for known in (() if node.op in WRITING_OPS else node.outputs)
+            for tensor_type in (() if node.op in WRITING_OPS else node.outputs)
         )
         self.values[node.name] = outputs
-        made = [tensor for tensor in outputs if tensor is not None]
-        self.tensors += made
-        return made
+        tensors = [tensor for tensor in outputs if tensor is not None]
+        self.tensors += tensors
+        return tensors
 
     def _tensors_of(self, names: Sequence[str]) -> Iterator[StepTensor]:
         return (tensor for name in names for tensor in self.values.get(name, ()) if tensor is not None)
 
     def _made_at(self, node: Node, op_list: OpList) -> int:
         """Return the position of the last producer of the first operand, if that is in the same pass and segment."""
-        known = list(self._tensors_of(node.inputs[:1]))
-        is_here = all((tensor.segment, tensor.op_list.is_forward) == op_list[:2] for tensor in known)
-        return max(tensor.producer_op_index for tensor in known) if known and is_here else NO_OP
+        operands = list(self._tensors_of(node.inputs[:1]))
+        is_here = all((tensor.segment, tensor.op_list.is_forward) == op_list[:2] for tensor in operands)
+        return max(tensor.producer_op_index for tensor in operands) if operands and is_here else NO_OP
 
     def _label(self, node: Node, op_list: OpList) -> Label:
         if op_list.is_forward:

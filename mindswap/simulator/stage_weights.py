@@ -30,10 +30,10 @@ from mindswap.simulator.cost.step_terms import (
     UNFUSED_OPTIMIZERS,
     accumulate_ns,
     clip_ns,
-    exchange_gradient_ns,
     move_states_ns,
     optimize_ns,
     overflow_ns,
+    reduce_gradient_ns,
     scale_ns,
 )
 from mindswap.simulator.layout import StageLayout
@@ -75,7 +75,7 @@ def weigh_stages(
     rule = _gradient_rule(weights, settings)
     # With one micro-step, tensors computed from constants are ordinary activations.
     forward_bytes, step_bytes = constant_operator_bytes(plain) if settings.num_micro_steps > 1 else (0, 0)
-    reduction_ns = tuple(_exchange_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
+    reduction_ns = tuple(_reduction_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
     return StageWeights(
         rule=rule,
         parameters=parameters,
@@ -138,7 +138,7 @@ def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettin
     if settings.is_state_offloaded:
         terms["optimizer states, copied"] = move_states_ns
     trained = [[weight for weight in stage if weight.is_trained] for stage in parameters]
-    return {name: max(term_ns(own, settings, device) for own in trained) for name, term_ns in terms.items()}
+    return {name: max(term_ns(weights, settings, device) for weights in trained) for name, term_ns in terms.items()}
 
 
 def _place_parameters(
@@ -162,11 +162,13 @@ def _gradient_rule(weights: Sequence[Parameter], settings: StepSettings) -> Grad
     """Build the memory rule of gradients, which have no names, from the names of their weights."""
     num_ranks = settings.sharding.num_ranks
     return GradientRule(
-        settings.num_micro_steps > 1,
-        settings.sharding,
-        frozenset(gradient_key(weight) for weight in weights if num_parameter_shards(weight, num_ranks) < num_ranks),
-        max(settings.data_parallel * settings.context_parallel, settings.num_optimizer_shards) > 1,
-        frozenset(gradient_key(weight) for weight in weights if weight.num_copies == 1),
+        is_summed=settings.num_micro_steps > 1,
+        sharding=settings.sharding,
+        unsharded_weights=frozenset(
+            gradient_key(weight) for weight in weights if num_parameter_shards(weight, num_ranks) < num_ranks
+        ),
+        is_shared=max(settings.data_parallel * settings.context_parallel, settings.num_optimizer_shards) > 1,
+        unreplicated_weights=frozenset(gradient_key(weight) for weight in weights if weight.num_copies == 1),
     )
 
 
@@ -272,7 +274,7 @@ def _optimizer_tensors(settings: StepSettings) -> _OptimizerTensors:
     return _OptimizerTensors(num_products, 2 + num_decayed, 2 + num_decayed)
 
 
-def _exchange_ns(
+def _reduction_ns(
     placed: Sequence[tuple[int, Parameter]], num_segments: int, settings: StepSettings, device: Device
 ) -> tuple[int, ...]:
     """Return the time of reducing the gradients of each segment in ns, one collective per weight."""
@@ -280,5 +282,5 @@ def _exchange_ns(
     for segment, parameter in placed:
         if not parameter.is_trained:
             continue
-        durations[segment] += exchange_gradient_ns(parameter, settings, device)
+        durations[segment] += reduce_gradient_ns(parameter, settings, device)
     return tuple(durations)

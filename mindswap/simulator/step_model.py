@@ -177,14 +177,14 @@ class StepModel:
         """Return a model of the same captured step with another fixed policy."""
         return StepModel(self.layers.source, self.costs, self.settings, fixed)
 
-    def truncated(self, kept: Sequence[int]) -> "StepModel":
+    def truncated(self, layer_indices: Sequence[int]) -> "StepModel":
         """Return a step model with fewer layers.
 
         Args:
-            kept: indices of the layers of the full model that remain, spread evenly over the stages.
+            layer_indices: indices of the layers of the full model that remain, spread evenly over the stages.
         """
         source = self.layers.source
-        layer_map = tuple(source.sample.layer_map[index] for index in kept)
+        layer_map = tuple(source.sample.layer_map[index] for index in layer_indices)
         captured = replace(source, sample=replace(source.sample, layer_map=layer_map))
         settings = replace(self.settings, pipeline=replace(self.settings.pipeline, offset=0))
         return StepModel(captured, self.costs, settings, self.layers.fixed)
@@ -322,13 +322,13 @@ class StepModel:
 
     def exposed_reduction_ns(self, timeline: Timeline) -> int:
         """Return the exposed time of gradient reduction after backward, on the slowest stage, in ns."""
-        times = self.settings.num_gradient_reductions
-        return max(
-            repeated_reduction_ns(
-                own, backward_by_segment_ns(timeline, stage, len(own)), last_forward_ns(timeline, stage), times
-            )
-            for stage, own in enumerate(self.weights.reduction_ns)
-        )
+        num_reductions = self.settings.num_gradient_reductions
+
+        def exposed_ns(stage: int, reduction_ns: Sequence[int]) -> int:
+            backward_ns = backward_by_segment_ns(timeline, stage, len(reduction_ns))
+            return repeated_reduction_ns(reduction_ns, backward_ns, last_forward_ns(timeline, stage), num_reductions)
+
+        return max(exposed_ns(stage, reduction_ns) for stage, reduction_ns in enumerate(self.weights.reduction_ns))
 
     @property
     def weight_casts(self) -> frozenset[str]:

@@ -66,7 +66,9 @@ def measure_stages(timeline: Timeline, static: Sequence[StaticMemory]) -> tuple[
         static: static memory of each stage.
     """
     memory = (profile_memory(timeline, stage) for stage in range(timeline.program.num_stages))
-    return tuple(_measure_stage(timeline, own, parts) for own, parts in zip(memory, static, strict=True))
+    return tuple(
+        _measure_stage(timeline, profile, stage_static) for profile, stage_static in zip(memory, static, strict=True)
+    )
 
 
 def _measure_stage(timeline: Timeline, memory: MemoryProfile, static: StaticMemory) -> StageReport:

@@ -113,9 +113,9 @@ def find_waits(timeline: Timeline, stage: int) -> Waits:
         )
         for piece in _wait_parts(timeline, on_network, collective, begin, end)
     ]  # fmt: skip
-    whole = ~is_late
+    is_single = ~is_late
     late = np.array(rows, np.int64).reshape(-1, 4)
-    columns = (stalled[whole], begin_ns[whole], end_ns[whole], cause[whole])
+    columns = (stalled[is_single], begin_ns[is_single], end_ns[is_single], cause[is_single])
     ops, begins, ends, causes = (np.concatenate(pair) for pair in zip(columns, late.T, strict=True))
     return ops, begins, ends, causes
 

@@ -62,8 +62,8 @@ def cached_result(
     if is_of_network:
         counting = {name: value for name, value in data.items() if name not in POLICY_SECTIONS}
         question["stand_ins"] = document.value("mindswap", "cpu_stand_ins") is True
-    asked = {"config": repr(counting), "policy": policy.to_config(), "question": question}
-    key = make_key(**asked, versions=_versions(), environ=_compile_variables(os.environ))
+    request = {"config": repr(counting), "policy": policy.to_config(), "question": question}
+    key = make_key(**request, versions=_versions(), environ=_compile_variables(os.environ))
     return cached(open_data_cache(), key, {cls.__name__: cls for cls in classes}, make)
 
 

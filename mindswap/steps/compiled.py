@@ -144,7 +144,7 @@ def find_like(compiled: "Capture", other: "Capture", indices: Sequence[int]) -> 
     """
     stands = dict(zip(indices, other.sample.layer_map, strict=True))
     like = {position: stands[index] for position, index in enumerate(compiled.sample.indices)}
-    is_alike = all(compiled.layers[position] == other.layers[found] for position, found in like.items())
+    is_alike = all(compiled.layers[position] == other.layers[match] for position, match in like.items())
     return like if is_alike else None
 
 

@@ -63,7 +63,7 @@ def test_small_weights_and_odd_first_dimensions_are_whole():
 
 def test_a_weight_before_the_layers_is_whole_and_one_of_its_shape_behind_them_is_not():
     known = TensorType((4, 64), "float32", 1024)
-    rule = replace(CUT, whole=frozenset({(-1, (4, 64))}), own=frozenset({(0, (4, 64))}))
+    rule = replace(CUT, unsharded_weights=frozenset({(-1, (4, 64))}), unreplicated_weights=frozenset({(0, (4, 64))}))
     assert [rule.is_sharded_weight(known, where) for where in (-1, 0, 1)] == [False, True, True]
     assert [rule.is_reduced(known, where) for where in (-1, 0, 1)] == [True, False, True]
 

@@ -156,19 +156,19 @@ def _policy_lines(plan: Plan) -> list[str]:
     return lines or ["nothing is swapped and nothing is recomputed: everything fits"]
 
 
-def _fit(one: Compared, memory: MemoryBudget | None) -> Fit:
+def _fit(compared: Compared, memory: MemoryBudget | None) -> Fit:
     """Return whether a policy fits; IN_MARGIN if its peak is inside the safety margin only."""
-    if one.fits:
+    if compared.fits:
         return Fit.YES
-    return Fit.IN_MARGIN if memory is not None and memory.fit(one.peak_bytes) is Fit.IN_MARGIN else Fit.NO
+    return Fit.IN_MARGIN if memory is not None and memory.fit(compared.peak_bytes) is Fit.IN_MARGIN else Fit.NO
 
 
-def _row(one: Compared, keep_ns: int, tokens_per_card: float, memory: MemoryBudget | None) -> tuple[str, ...]:
+def _row(compared: Compared, keep_ns: int, tokens_per_card: float, memory: MemoryBudget | None) -> tuple[str, ...]:
     return (
-        one.name,
-        format_time(one.step_time_ns),
-        f"{tokens_per_card * 1e9 / one.step_time_ns:.0f}",
-        f"{100 * (one.step_time_ns / keep_ns - 1):+.2f} %",
-        format_bytes(one.peak_bytes),
-        _fit(one, memory).value,
+        compared.name,
+        format_time(compared.step_time_ns),
+        f"{tokens_per_card * 1e9 / compared.step_time_ns:.0f}",
+        f"{100 * (compared.step_time_ns / keep_ns - 1):+.2f} %",
+        format_bytes(compared.peak_bytes),
+        _fit(compared, memory).value,
     )

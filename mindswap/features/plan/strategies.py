@@ -176,10 +176,10 @@ def balanced_offset(num_layers: int, num_stages: int, num_chunks: int) -> int | 
     one also has the head.
     """
     cells = num_stages * num_chunks
-    rest = num_layers % cells
-    if rest == 0:
+    remainder = num_layers % cells
+    if remainder == 0:
         return 0
-    flat = [0] * (cells - 1 - rest) + [1] * rest + [0]
+    flat = [0] * (cells - 1 - remainder) + [1] * remainder + [0]
     rows = [flat[begin : begin + num_stages] for begin in range(0, cells, num_stages)]
     return rows if num_chunks > 1 else rows[0]
 

@@ -564,13 +564,13 @@ def _inputs_of(producers: Sequence[int], reads: Iterable[tuple[int, int]]) -> di
 
 def closure(ops: Iterable[int], inputs: Mapping[int, Iterable[int]]) -> frozenset[int]:
     """Return operators and their transitive producers."""
-    pending, found = list(ops), set[int]()
+    pending, visited = list(ops), set[int]()
     while pending:
         op = pending.pop()
-        if op not in found:
-            found.add(op)
+        if op not in visited:
+            visited.add(op)
             pending += inputs.get(op, ())
-    return frozenset(found)
+    return frozenset(visited)
 
 
 def _find_overlapping_ops(

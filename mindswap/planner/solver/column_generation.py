@@ -58,7 +58,7 @@ def interleaved(columns: Sequence[Entry]) -> list[Entry]:
         key = entry[0].tobytes()
         placed.append(((seen[key] + shift[key]) / number[key], position, entry))
         seen[key] += 1
-    return [entry for *_, entry in sorted(placed, key=lambda one: one[:2])]
+    return [entry for *_, entry in sorted(placed, key=lambda ranked: ranked[:2])]
 
 
 class _MasterProgram(NamedTuple):
@@ -117,9 +117,9 @@ class MasterProblem:
         self.num_tried = num_tried
         self._solved_program = ""  # the program that `_solved_counts` solves
         self._solved_counts: list[list[int]] = []
-        whole = np.zeros(costs.num_groups, np.int64)
-        whole[0] = -1 if allows_full_recompute else KEEP
-        for column in (np.zeros(costs.num_groups, np.int64), whole, *columns):
+        full_recompute = np.zeros(costs.num_groups, np.int64)
+        full_recompute[0] = -1 if allows_full_recompute else KEEP
+        for column in (np.zeros(costs.num_groups, np.int64), full_recompute, *columns):
             self._add(column)
 
     def with_unswappable(self, unswappable: np.ndarray) -> "MasterProblem":

@@ -231,7 +231,7 @@ class _Solver:
             tried.append((_score_of(best), -len(tried), self.master, self.initial_bytes))
             if self.search.is_exhausted:
                 break
-        *_, self.master, self.initial_bytes = min(tried, key=lambda one: one[:2])
+        *_, self.master, self.initial_bytes = min(tried, key=lambda candidate: candidate[:2])
 
     def _search_at(self, link_utilization: float) -> None:
         """Search the best assignment at one utilization.
@@ -339,9 +339,9 @@ class _Solver:
     def _minimize_memory(self) -> None:
         """Try the assignments of least memory: recompute all that can be, swap the rest with small distances."""
         recomputed, can_swap = self._max_recompute(), self.costs.freed_bytes[:, :, 0] > 0
-        whole = np.zeros_like(recomputed)
-        whole[:, 0], recomputed[:, 0] = recomputed[:, 0], KEEP
-        self.search.score(whole)
+        full_recompute = np.zeros_like(recomputed)
+        full_recompute[:, 0], recomputed[:, 0] = recomputed[:, 0], KEEP
+        self.search.score(full_recompute)
         for distance in CLOSE_DISTANCES:
             swapped = np.where(can_swap, distance, KEEP)
             for base in (recomputed, np.zeros_like(recomputed)):
@@ -379,4 +379,4 @@ class _Solver:
                 break
             score, first, min_distances = longer
         tried = (first, by_layer_assignment(first, min_distances), piecewise(first, min_distances))
-        return min(((self.search.score(one), one) for one in tried), key=lambda scored: scored[0])
+        return min(((self.search.score(candidate), candidate) for candidate in tried), key=lambda scored: scored[0])

@@ -133,7 +133,7 @@ class CostTable:
     def operator_ns(self, node: Node, work: Work) -> int:
         """Return the duration of one operator other than communication, in ns; 0 if it has no kernel."""
         if self.measured and is_kernel(node.op):
-            found = self.measured.get(measured_key(node.op, work.inputs, node.outputs))
-            if found is not None:
-                return found
+            measured_ns = self.measured.get(measured_key(node.op, work.inputs, node.outputs))
+            if measured_ns is not None:
+                return measured_ns
         return operator_ns(node, work, self.device)

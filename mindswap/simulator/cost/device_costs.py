@@ -26,16 +26,16 @@ def find_costs(
         PolicyError: if a configuration is invalid.
         CostError: if the device is unknown or its file is invalid.
     """
-    asked = [read_cost_settings(document) for document in documents]
-    if problems := [problem for settings in asked for problem in settings.problems]:
+    requested = [read_cost_settings(document) for document in documents]
+    if problems := [problem for settings in requested for problem in settings.problems]:
         raise PolicyError(problems)
-    named = (settings.device for settings in asked if settings.device)
+    named = (settings.device for settings in requested if settings.device)
     chosen = device if device is not None else next(named, DEFAULT_DEVICE)
     figures: dict[str, str] = {}
-    for settings in reversed(asked):
+    for settings in reversed(requested):
         figures |= settings.overrides
-    known = within_configuration(load_device(chosen, {**figures, **overrides}), documents[0])
-    return CostTable(with_environment(known, os.environ), load_measured(chosen))
+    device_names = within_configuration(load_device(chosen, {**figures, **overrides}), documents[0])
+    return CostTable(with_environment(device_names, os.environ), load_measured(chosen))
 
 
 def within_configuration(device: Device, document: Document) -> Device:

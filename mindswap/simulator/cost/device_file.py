@@ -145,8 +145,8 @@ class _DeviceReader:
         elif key in self._figure_of:
             self._read_figure(str(key), entry.value)
         elif key not in MEASURED_KEYS:
-            known = ("title", *self._figure_of)
-            closest = ", ".join(closest_names(key_text(key), known, limit=3))
+            known_keys = ("title", *self._figure_of)
+            closest = ", ".join(closest_names(key_text(key), known_keys, limit=3))
             self._complain(entry, f"{key_text(key)}: no such key, or no such unit; closest: {closest}")
 
     def _read_figure(self, key: str, node: DocumentNode) -> None:
@@ -263,8 +263,8 @@ def _read_device(node: DocumentNode) -> str | None:
 
 def _misfit(node: DocumentNode, path: str, allowed: str) -> Problem:
     is_bare = isinstance(node.value, (int, float)) and not isinstance(node.value, bool) and "unit" in allowed
-    what = "has no unit" if is_bare else "cannot be used here"
-    return Problem(node.location, "wrong-type", Level.ERROR, f"{path}: {show(node)} {what}", allowed)
+    complaint = "has no unit" if is_bare else "cannot be used here"
+    return Problem(node.location, "wrong-type", Level.ERROR, f"{path}: {show(node)} {complaint}", allowed)
 
 
 def _unknown_key(key: UnknownKey) -> Problem:

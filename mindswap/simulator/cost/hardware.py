@@ -197,15 +197,15 @@ def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str
 
 def make_device(name: str, title: str, value: Mapping[str, int], sources: Mapping[str, str]) -> Device:
     """Build a device from figures, by their names in `FIGURES`."""
-    made: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for figure in FIGURES.values():
         field, _, key = figure.field.partition(".")
         if key:
-            made.setdefault(field, {})[key] = value[figure.name]
+            parts.setdefault(field, {})[key] = value[figure.name]
         else:
-            made[field] = value[figure.name]
-    made |= {field: kind(**made[field]) for field, kind in _WAYS.items()}
-    return Device(name, title, sources, **made)
+            parts[field] = value[figure.name]
+    parts |= {field: kind(**parts[field]) for field, kind in _WAYS.items()}
+    return Device(name, title, sources, **parts)
 
 
 def figure_values(device: Device) -> dict[str, int]:
@@ -213,6 +213,6 @@ def figure_values(device: Device) -> dict[str, int]:
     values = {}
     for figure in FIGURES.values():
         field, _, key = figure.field.partition(".")
-        found = getattr(device, field)
-        values[figure.name] = found if not key else found[key] if isinstance(found, dict) else getattr(found, key)
+        member = getattr(device, field)
+        values[figure.name] = member if not key else member[key] if isinstance(member, dict) else getattr(member, key)
     return values

@@ -143,7 +143,7 @@ def workspace_bytes(nodes: Iterable[Node], device: Device) -> int:
 def _workspace_of(node: Node, device: Device) -> int:
     if node.op != "FlashAttentionScoreGrad" or not device.kernel_workspace_bytes:
         return device.kernel_workspace_bytes
-    sums = sum(math.prod(known.shape) * FLOAT32_BYTES for known in node.outputs[:NUM_ATTENTION_GRADIENTS])
+    sums = sum(math.prod(types.shape) * FLOAT32_BYTES for types in node.outputs[:NUM_ATTENTION_GRADIENTS])
     return device.kernel_workspace_bytes + sums
 
 

@@ -103,10 +103,10 @@ def move_states_ns(parameters: Iterable[Parameter], settings: StepSettings, devi
     because gradients are complete only then.
     """
     sizes = [size for parameter in parameters for size in state_sizes(parameter, settings)]
-    return sum(copy_ns(size, way, device) for size in sizes for way in (device.prefetch, device.offload))
+    return sum(copy_ns(size, direction, device) for size in sizes for direction in (device.prefetch, device.offload))
 
 
-def exchange_gradient_ns(parameter: Parameter, settings: StepSettings, device: Device) -> int:
+def reduce_gradient_ns(parameter: Parameter, settings: StepSettings, device: Device) -> int:
     """Return the time of reducing the gradient of a weight over the data parallel ranks, in ns, without overlap.
 
     With the parallel optimizer, sharded weights use ReduceScatter, others AllReduce. Each gradient has its own

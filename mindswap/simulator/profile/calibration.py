@@ -70,7 +70,9 @@ def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
     times: dict[int, list[int]] = {}
     for copy in alone:
         times.setdefault(copy.size_bytes, []).append(copy.duration_ns)
-    points = [(size, statistics.median(found), len(found)) for size, found in sorted(times.items())]
+    points = [
+        (size, statistics.median(durations_ns), len(durations_ns)) for size, durations_ns in sorted(times.items())
+    ]
     sizes, middles, counts = np.array(points, np.float64).T
     slope, latency = np.polyfit(sizes, middles, 1, w=np.sqrt(counts)).tolist() if len(points) > 1 else (0.0, -1.0)
     if latency < 0:

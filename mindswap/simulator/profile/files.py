@@ -142,7 +142,7 @@ def _rank_of(folder: Path) -> Path:
 
 
 def _recognise_all(folder: Path) -> dict[str, tuple[Path, ...]]:
-    found: dict[str, tuple[Path, ...]] = {}
+    recognised: dict[str, tuple[Path, ...]] = {}
     try:
         files = sorted(folder.iterdir())
     except OSError as error:
@@ -150,8 +150,8 @@ def _recognise_all(folder: Path) -> dict[str, tuple[Path, ...]]:
     for file in files:
         kind = _recognise(file)
         if kind is not None:
-            found[kind] = (*found.get(kind, ()), file)
-    return found
+            recognised[kind] = (*recognised.get(kind, ()), file)
+    return recognised
 
 
 def _recognise(file: Path) -> str | None:
@@ -185,9 +185,9 @@ def _level(files: tuple[Path, ...]) -> str:
         try:
             with file.open(encoding="utf-8", errors="replace") as stream:
                 text = stream.read(MAX_INFO_BYTES)
-            found = re.search(r'profiler_level"\s*:\s*' + r'"(?:ProfilerLevel\.)?(Level\w+)"', text)
+            match = re.search(r'profiler_level"\s*:\s*' + r'"(?:ProfilerLevel\.)?(Level\w+)"', text)
         except OSError:
             continue
-        if found:
-            return found[1]
+        if match:
+            return match[1]
     return ""

@@ -119,8 +119,8 @@ def trace_overlap(events: Iterable[Any]) -> Overlap | None:
 
 
 def _args(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = row.get("args")
-    return found if isinstance(found, Mapping) else {}
+    match = row.get("args")
+    return match if isinstance(match, Mapping) else {}
 
 
 def _interval(row: Mapping[str, Any]) -> Interval | None:

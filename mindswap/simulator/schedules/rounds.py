@@ -54,16 +54,16 @@ class PipelineSchedule:
     refusal: Callable[[Shape], str] = lambda shape: ""  # why MindSpore refuses this shape; "" if it takes it
 
 
-def most_in_flight(passes: Iterable[Pass]) -> int:
+def max_num_in_flight(passes: Iterable[Pass]) -> int:
     """Return the maximum number of forward passes whose backward, with both halves if split, is not complete."""
-    held = most = 0
+    held = maximum = 0
     for entry in passes:
         if entry.work is PassWork.FORWARD:
             held += 1
-            most = max(most, held)
+            maximum = max(maximum, held)
         elif entry.work is not PassWork.INPUT_GRADIENT:
             held -= 1
-    return most
+    return maximum
 
 
 def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_stage: int) -> tuple[Pass, ...]:

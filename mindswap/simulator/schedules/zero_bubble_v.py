@@ -22,7 +22,7 @@ def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     if shape.num_micro_batches < 2 * shape.num_stages:
         return order_gpipe(stage, shape)
     behind, num_micro_batches = shape.num_stages - stage - 1, shape.num_micro_batches
-    cut = cut_micro_batches(stage, shape)
+    cut = split_micro_batches(stage, shape)
     steps = (  # (repetitions, passes as kind of work and chunk)
         (2 * behind, "F0"),
         (stage + 1, "F0 F1"),
@@ -45,7 +45,7 @@ def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     return tuple(passes)
 
 
-def cut_micro_batches(stage: int, shape: Shape) -> tuple[list[int], list[int]]:
+def split_micro_batches(stage: int, shape: Shape) -> tuple[list[int], list[int]]:
     """Return the micro-batches of each chunk with a split backward: first of the warm-up, last of the step."""
     behind, last = shape.num_stages - stage - 1, shape.num_micro_batches - 1
     half = (stage + 1) // 2

@@ -7,10 +7,10 @@ from mindswap.simulator.cost.static_memory import Parameter
 from mindswap.simulator.cost.step_terms import (
     accumulate_ns,
     clip_ns,
-    exchange_gradient_ns,
     move_states_ns,
     optimize_ns,
     overflow_ns,
+    reduce_gradient_ns,
     scale_ns,
 )
 from tests.simulator.cost.builders import GENERIC, device, step_settings
@@ -118,17 +118,17 @@ def test_a_gradient_is_a_message():
     weight = Parameter("a", 40 * MIB, 10 * MIB)
     latency = device(op_latency_ns={"communication": 1000})
     two, cut = step_settings(data_parallel=2), step_settings(2, data_parallel=2)
-    assert exchange_gradient_ns(weight, two, GENERIC) == 419_431
-    assert exchange_gradient_ns(weight, two, latency) == 419_431 + 1000
-    assert exchange_gradient_ns(weight, cut, GENERIC) == 209_716
-    assert exchange_gradient_ns(weight, ALONE, latency) == 0
+    assert reduce_gradient_ns(weight, two, GENERIC) == 419_431
+    assert reduce_gradient_ns(weight, two, latency) == 419_431 + 1000
+    assert reduce_gradient_ns(weight, cut, GENERIC) == 209_716
+    assert reduce_gradient_ns(weight, ALONE, latency) == 0
     # With 8 ranks between them the two are in different nodes: 10 GB/s.
-    assert exchange_gradient_ns(weight, step_settings(data_parallel=2, model_parallel=8), GENERIC) == 4_194_304
+    assert reduce_gradient_ns(weight, step_settings(data_parallel=2, model_parallel=8), GENERIC) == 4_194_304
 
 
 def test_a_weight_that_stays_whole_is_summed_whole():
     norm = Parameter("n", 40 * MIB, 10 * MIB, is_sharded=False)
-    assert exchange_gradient_ns(norm, step_settings(2, data_parallel=2), GENERIC) == 419_431
+    assert reduce_gradient_ns(norm, step_settings(2, data_parallel=2), GENERIC) == 419_431
 
 
 def test_experts_are_handed_to_the_ranks_that_have_them():
@@ -137,13 +137,13 @@ def test_experts_are_handed_to_the_ranks_that_have_them():
     They are one after the other at least.
     """
     expert = Parameter("e", 40 * MIB, 10 * MIB, num_copies=2)
-    assert exchange_gradient_ns(expert, step_settings(data_parallel=16), GENERIC) == 4_194_304
-    assert exchange_gradient_ns(expert, step_settings(data_parallel=8), GENERIC) == 419_431
-    assert exchange_gradient_ns(expert, step_settings(data_parallel=1), GENERIC) == 419_431
+    assert reduce_gradient_ns(expert, step_settings(data_parallel=16), GENERIC) == 4_194_304
+    assert reduce_gradient_ns(expert, step_settings(data_parallel=8), GENERIC) == 419_431
+    assert reduce_gradient_ns(expert, step_settings(data_parallel=1), GENERIC) == 419_431
     of_two = step_settings(data_parallel=2, model_parallel=8)
-    assert exchange_gradient_ns(expert, of_two, GENERIC) == 4_194_304
+    assert reduce_gradient_ns(expert, of_two, GENERIC) == 4_194_304
     eight, weight = replace(expert, num_copies=8), replace(expert, num_copies=None)
-    assert exchange_gradient_ns(eight, step_settings(data_parallel=1), GENERIC) == exchange_gradient_ns(
+    assert reduce_gradient_ns(eight, step_settings(data_parallel=1), GENERIC) == reduce_gradient_ns(
         weight, step_settings(data_parallel=8), GENERIC
     )
-    assert exchange_gradient_ns(replace(expert, num_copies=1), step_settings(data_parallel=8), GENERIC) == 0
+    assert reduce_gradient_ns(replace(expert, num_copies=1), step_settings(data_parallel=8), GENERIC) == 0

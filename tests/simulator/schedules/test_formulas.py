@@ -7,7 +7,7 @@ import pytest
 from mindswap.errors import SimulationError
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.schedules import SCHEDULES, find_schedule, order_passes
-from mindswap.simulator.schedules.rounds import Shape, most_in_flight
+from mindswap.simulator.schedules.rounds import Shape, max_num_in_flight
 from tests.simulator.schedules.builders import layout_of, num_forward, reference_ns, run
 from tests.strength import examples
 
@@ -31,7 +31,7 @@ FORWARD_NS, INPUT_NS, WEIGHT_NS = 3, 2, 5
 
 
 def in_flight(name: str, shape: Shape) -> list[int]:
-    return [most_in_flight(order_passes(name, stage, shape)) for stage in range(shape.num_stages)]
+    return [max_num_in_flight(order_passes(name, stage, shape)) for stage in range(shape.num_stages)]
 
 
 def kept_bytes(name: str, shape: Shape) -> list[int]:
