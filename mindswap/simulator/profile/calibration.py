@@ -26,7 +26,8 @@ from mindswap.simulator.profile.profile import (
 from mindswap.units import NS_PER_S, format_bytes
 
 MIN_SAMPLES = 3  # minimum number of copies, collectives or kernels for a fit
-# Smaller copies are dominated by latency, and small messages of collectives by waits.
+# Size from which bandwidth dominates. Copies of any size are fitted, but without `MIN_SAMPLES` of at least this size
+# the fit is not accepted. Smaller messages of collectives mostly wait, and are not fitted.
 LARGE_BYTES = 2**20
 # Minimum busy fraction of a collective's time for it to be used in a fit, in thousandths.
 BUSY_PERMILLE = 800
@@ -41,7 +42,7 @@ class LinkFit:
     bandwidth_bytes_per_s: int  # b
     latency_ns: int  # a, not below 0
     num_copies: int  # copies used in the fit: those without copies in the other direction
-    num_large: int  # those of at least `LARGE_BYTES`, which determine the bandwidth
+    num_large: int  # those of at least `LARGE_BYTES`; with fewer than `MIN_SAMPLES` the fit is not accepted
     middle_error_permille: int  # median relative error of fitted times, in thousandths
     largest_error_permille: int  # maximum relative error
 
