@@ -133,7 +133,7 @@ class Pipeline:
         """Return the offset as lists of equal length, one for all chunks or one per chunk."""
         rows = self.offset if isinstance(self.offset, list) else [self.offset] * self.num_stages
         table: list[Any] = rows if any(isinstance(row, list) for row in rows) else [rows]
-        if not all(isinstance(row, list) and all(isinstance(extra, int) for extra in row) for row in table):
+        if not all(map(_is_integer_list, table)):
             raise LayoutError(f"{self.offset!r} is not a number, a list of numbers, or a list of lists of numbers")
         if len({len(row) for row in table}) > 1:
             raise LayoutError(f"{self.offset} has lists of different lengths")
@@ -146,13 +146,13 @@ class Pipeline:
             raise LayoutError(f"{self.offset} has {_shape([len(row) for row in table])} numbers, not one per stage")
         if is_per_chunk and len(table) != self.num_chunks:
             raise LayoutError(f"{self.offset} has {len(table)} lists, not one for each of {self.num_chunks} chunks")
-        total = sum(sum(row) for row in table) if isinstance(self.offset, list) else self.offset
+        total = sum(map(sum, table)) if isinstance(self.offset, list) else self.offset
         if total != rest:
             raise LayoutError(
                 f"{self.offset} adds up to {int(total)}, but {num_layers} layers on {self.num_stages} stages x "
                 f"{self.num_chunks} chunks leave a rest of {rest}"
             )
-        return [[int(extra) for extra in row] for row in table * (1 if is_per_chunk else self.num_chunks)]
+        return [list(map(int, row)) for row in table * (1 if is_per_chunk else self.num_chunks)]
 
     def stage_layers(self, stage: int, num_layers: int) -> tuple[int, ...] | None:
         """Return the layers of a stage, chunk by chunk; None if the offset does not fit the model."""
@@ -238,7 +238,11 @@ def _offset_data(node: DocumentNode | None) -> object:
         return 0
     if node.items is None:
         return node.value
-    return [[below.value for below in item.items] if item.items is not None else item.value for item in node.items]
+    return [item.value if item.items is None else [element.value for element in item.items] for item in node.items]
+
+
+def _is_integer_list(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, int) for item in value)
 
 
 # Sequence pieces (`seq_split_num`): each sequence is split for the pipeline. Settings that exclude it.

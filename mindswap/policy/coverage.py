@@ -67,9 +67,13 @@ class Coverage:
 
     def operators_by_match(self, pattern: str | None, layer_class: int) -> tuple[frozenset[str], ...]:
         """Return the operators inside each match of a pattern; None matches the full layer."""
-        named = [match.path for match in self.matches(pattern, layer_class)] if pattern is not None else [()]
+        matched = [match.path for match in self.matches(pattern, layer_class)] if pattern is not None else [()]
         leaves = [path for path, node in self.layer_classes[layer_class].walk() if not node.children]
-        return tuple(frozenset(".".join(path) for path in leaves if path[: len(start)] == start) for start in named)
+
+        def operators_below(parent: tuple[str, ...]) -> frozenset[str]:
+            return frozenset(".".join(path) for path in leaves if path[: len(parent)] == parent)
+
+        return tuple(map(operators_below, matched))
 
     def layers_by_class(self, layers: Layers) -> dict[int, tuple[int, ...]]:
         """Group layers by class; indices outside of the model are dropped."""

@@ -50,10 +50,9 @@ def first_recompute_difference(before: Policy, after: Policy, num_layers: int, t
 
 def map_layers(policy: Policy, change: Callable[[Layers], Layers], options: Iterable[str] = ENTRY_FIELDS) -> Policy:
     """Return the policy with a function applied to all its layer sets, of recompute and of entries of `options`."""
-    entries: dict[str, Any] = {
-        option: tuple(replace(entry, layers=change(entry.layers)) for entry in getattr(policy, option))
-        for option in options
-    }
+    entries: dict[str, Any] = {}
+    for option in options:
+        entries[option] = [replace(entry, layers=change(entry.layers)) for entry in getattr(policy, option)]
     layer_recompute, output_recompute = change(policy.layer_recompute), change(policy.output_recompute)
     return replace(policy, layer_recompute=layer_recompute, output_recompute=output_recompute, **entries)
 
@@ -82,9 +81,9 @@ def truncated_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
         return Layers(tuple(i for i, layer in enumerate(kept) if layer in layers))
 
     changed = map_layers(policy, truncate)
-    remaining: dict[str, Any] = {
-        name: [entry for entry in getattr(changed, name) if entry.layers] for name in ENTRY_FIELDS
-    }
+    remaining: dict[str, Any] = {}
+    for name in ENTRY_FIELDS:
+        remaining[name] = [entry for entry in getattr(changed, name) if entry.layers]
     return replace(changed, **remaining)
 
 

@@ -77,9 +77,11 @@ class MeasuredRun:
     @property
     def step_ns(self) -> int | None:
         """Median step time of the slowest worker, without the first (compiling) and the profiled step; None if none."""
-        timed = (worker.steps[1 : len(worker.steps) - self.is_profiled] for worker in self.workers)
-        times = [sorted(step.duration_ns for step in steps) for steps in timed if steps]
-        return max((run_times[len(run_times) // 2] for run_times in times), default=None)
+        medians = []
+        for worker in self.workers:
+            times = sorted(step.duration_ns for step in worker.steps[1 : len(worker.steps) - self.is_profiled])
+            medians += [times[len(times) // 2]] if times else []
+        return max(medians, default=None)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ MEMORY_FIGURES = ("device", "available", "used_peak", "actual_peak")
 # More rows of memory than this are joined to one for each pipeline stage, more runs of workers are counted.
 MAX_ROWS = 16
 MAX_RUNS = 8
+# Minimum number of similar findings that are grouped.
+MIN_GROUPED = 4
 _DIGITS = re.compile(r"\d+")
 
 
@@ -54,8 +56,10 @@ def _group_alike(findings: Sequence[LogFinding]) -> list[list[LogFinding]]:
     groups: dict[tuple[object, ...], list[LogFinding]] = {}
     for finding in findings:
         groups.setdefault((finding.level, finding.fix, _DIGITS.sub("#", finding.message)), []).append(finding)
-    few = ([[each] for each in group] if len(group) < 4 else [group] for group in groups.values())
-    return [group for part in few for group in part]
+    merged: list[list[LogFinding]] = []
+    for group in groups.values():
+        merged += [group] if len(group) >= MIN_GROUPED else [[finding] for finding in group]
+    return merged
 
 
 def _format_findings(findings: Sequence[LogFinding], report: LogReport) -> list[str]:

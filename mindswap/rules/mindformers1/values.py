@@ -92,7 +92,8 @@ def swap_off(context: Context) -> Iterator[Finding]:
     unknown = context.settings.parse_issues.unknown_keys
     if any(is_misspelled_switch(context.document, key) for key in unknown):
         return  # an error that includes this
-    entries = [entry for entry in section.unique_entries() if entry.key not in {key.entry.key for key in unknown}]
+    unknown_keys = {key.entry.key for key in unknown}
+    entries = [entry for entry in section.unique_entries() if entry.key not in unknown_keys]
     set_entries = [entry for entry in entries if not _is_without_effect(entry.key, entry.value)]
     if set_entries:
         first = min(set_entries, key=lambda entry: entry.location)

@@ -92,12 +92,9 @@ def unknown_key(context: Context2x) -> Iterator[Finding]:
 
 def _alike(entry: MappingEntry, sections: Iterable[str]) -> list[str]:
     """Return the sections that share characteristic keys with a mapping, those with most shared keys first."""
-    num_shared_keys = {
-        section: sum(entry.value.entry(key) is not None for key in SECTION_KEYS[section])
-        for section in sections
-        if any(entry.value.entry(key) is not None for key in MEANING[section])
-    }
-    return sorted(num_shared_keys, key=lambda section: -num_shared_keys[section])
+    keys = {nested.key for nested in entry.value.entries or ()}
+    similar = [section for section in sections if not keys.isdisjoint(MEANING[section])]
+    return sorted(similar, key=lambda section: -len(keys.intersection(SECTION_KEYS[section])))
 
 
 @rule(Level.WARNING)

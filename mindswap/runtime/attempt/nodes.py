@@ -105,7 +105,8 @@ class Nodes:
             LaunchError: if a node has none but the others have several, because a fresh start would discard them.
         """
         complete = self.ask("complete", lambda _: (ignored,))
-        having, without = ([rank for rank, keys in enumerate(complete) if bool(keys) is has] for has in (True, False))
+        having = [rank for rank, keys in enumerate(complete) if keys]
+        without = [rank for rank, keys in enumerate(complete) if not keys]
         others = frozenset[CheckpointKey]().union(*complete).intersection(*(complete[rank] for rank in having))
         if without and len(others) > 1:
             steps = ", ".join(str(saved.step) for saved, *_ in sorted(others))

@@ -78,13 +78,9 @@ def patterns_to_2x(pattern: str, names: LayerNames, lost: list[str]) -> list[str
     operators = [path for path in kept if path not in names.cells_2x]
     if operators:
         lost.append(_shifted(pattern, operators))
+    unmatched_cells = set(_cells(names.layer_1_9)).difference(_RARE_CELLS, matched_paths)
     for path in kept:
-        legacy_cells = [
-            old
-            for old, new in LEGACY_CELLS.items()
-            if new == path and old not in _RARE_CELLS and old not in matched_paths
-        ]
-        legacy_cells = [old for old in legacy_cells if any(node == old for node in _cells(names.layer_1_9))]
+        legacy_cells = [old for old, new in LEGACY_CELLS.items() if new == path and old in unmatched_cells]
         if legacy_cells:
             lost.append(f"'{pattern}': became '{path}', which does the work of {', '.join(legacy_cells)}, too")
     return [path.replace(".", r"\.") for path in kept]

@@ -143,19 +143,20 @@ def find_mixed_sections(document: Document) -> Problem | None:
     is_graph = find_format(document) is ConfigFormat.GRAPH
     new = [name for name in SECTIONS_2X if (node := document.get(name)) is not None and node.entries]
     old = [name for name in SECTIONS_1_9 if document.get(name) is not None]
-    old = [name for name in old if any(section.startswith(name.removesuffix("_config")) for section in new)]
-    new = [name for name in new if any(name.startswith(section.removesuffix("_config")) for section in old)]
-    if not old or not new:
+    # `swap_config` corresponds to `swap`, and `recompute_config` to `recompute` and `recompute_comm`.
+    pairs = [(section, name) for section in old for name in new if name.startswith(section.removesuffix("_config"))]
+    if not pairs:
         return None
-    read, parse_issues = (old, new) if is_graph else (new, old)
+    old, new = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
+    read, unread = (old, new) if is_graph else (new, old)
     form, other = (
         (ConfigFormat.GRAPH, ConfigFormat.PYNATIVE) if is_graph else (ConfigFormat.PYNATIVE, ConfigFormat.GRAPH)
     )
-    entry = document.entry(parse_issues[0])
+    entry = document.entry(unread[0])
     if entry is None:
         raise AssertionError("a section without its entry")
-    read_text, unread_text = " and ".join(read), " and ".join(parse_issues)
-    message = f"{parse_issues[0]}: a section of {other.value} in a file that also has {read_text} of {form.value}"
+    read_text, unread_text = " and ".join(read), " and ".join(unread)
+    message = f"{unread[0]}: a section of {other.value} in a file that also has {read_text} of {form.value}"
     fix = (
         f"delete {unread_text}; or, if that is what you mean, delete {read_text}, then mindswap convert --to "
         f"{form.version} {document.file}"
