@@ -241,7 +241,11 @@ def kept_bytes(model: StepModel, block: Block, unheld_roles: Set[Role]) -> int:
 
     Tensors that all micro-batches share are counted only if there is one micro-batch.
     """
-    tables = (block.arrays.own, block.arrays.shared) if model.layout.num_micro_steps == 1 else (block.arrays.own,)
+    tables = (
+        (block.arrays.local_tensors, block.arrays.shared)
+        if model.layout.num_micro_steps == 1
+        else (block.arrays.local_tensors,)
+    )
     own_bytes = sum(int(t.size_bytes[t.is_forward & (t.first_backward != NO_OP)].sum()) for t in tables)
     reads = [read for read in block.reads if read.source is Source.PREVIOUS and read.role in unheld_roles]
     return own_bytes + sum(read.size_bytes for read in reads if read.uses.first_backward != NO_OP)

@@ -180,8 +180,8 @@ def _cards(report: SimulationReport) -> Iterable[Card]:
     update_ns = sum(term.duration_ns for term in report.terms)
     for head, value, remark in headline(report):
         if head is Head.MOMENT:
-            continue  # stands with the table of what fills the memory
-        if head is Head.STEP_TIME:  # its parts stand with the table of where the time goes
+            continue  # shown with the table of memory at the peak
+        if head is Head.STEP_TIME:  # its parts are shown with the table of activities
             remark = f"{format_time(update_ns)} of it after the last operator" if update_ns else ""
         judged = "" if head is not Head.PEAK or report.fits is None else "good" if report.fits else "bad"
         yield head.value, value, remark, judged

@@ -140,7 +140,7 @@ class BlockArrays:
     forward: OpColumns  # operators of each micro-batch
     backward: OpColumns  # operators of each micro-batch
     per_step_operators: OpColumns  # operators that run once, before forward of the first micro-batch
-    own: TensorColumns  # tensors of each micro-batch that only this block reads
+    local_tensors: TensorColumns  # tensors of each micro-batch that only this block reads
     shared: TensorColumns  # tensors of all micro-batches (`is_per_step`) that only this block reads
     boundary_tensors: tuple[BlockTensor, ...]  # tensors that other blocks read, too
     labels: tuple[Label, ...]  # labels by number
@@ -186,15 +186,15 @@ class Block:
         Args:
             copies: label of a tensor -> its copies.
         """
-        own, labels = self.arrays.own, self.arrays.labels
+        local_tensors, labels = self.arrays.local_tensors, self.arrays.labels
         by_label = np.array([copies.get(label, UNCHANGED) for label in labels], np.int64).reshape(-1, len(UNCHANGED))
-        prefetch, num_copies, is_resident = by_label[own.label].T
+        prefetch, num_copies, is_resident = by_label[local_tensors.label].T
         is_changed = prefetch != UNCHANGED.prefetch
         columns = replace(
-            own,
-            prefetch=np.where(is_changed, prefetch, own.prefetch),
-            num_copies=np.where(is_changed, num_copies, own.num_copies),
-            is_resident=np.where(is_changed, is_resident, own.is_resident).astype(bool),
+            local_tensors,
+            prefetch=np.where(is_changed, prefetch, local_tensors.prefetch),
+            num_copies=np.where(is_changed, num_copies, local_tensors.num_copies),
+            is_resident=np.where(is_changed, is_resident, local_tensors.is_resident).astype(bool),
         )
         return self._with_tensors(tuple(_with_copy(tensor, copies) for tensor in self.tensors), columns)
 
@@ -211,12 +211,14 @@ class Block:
             replace(tensor, prefetch=int(table[tensor.prefetch])) if tensor.prefetch in distances else tensor
             for tensor in self.tensors
         )
-        return self._with_tensors(tensors, replace(self.arrays.own, prefetch=table[self.arrays.own.prefetch]))
+        return self._with_tensors(
+            tensors, replace(self.arrays.local_tensors, prefetch=table[self.arrays.local_tensors.prefetch])
+        )
 
-    def _with_tensors(self, tensors: tuple[BlockTensor, ...], own: TensorColumns) -> "Block":
-        """Return a block with these tensors; `own` has the columns of those that no other block reads."""
+    def _with_tensors(self, tensors: tuple[BlockTensor, ...], local_tensors: TensorColumns) -> "Block":
+        """Return a block with these tensors; `local_tensors` has the columns of those that no other block reads."""
         boundary_tensors = tuple(tensor for tensor in tensors if tensor.role is not None)
-        arrays = replace(self.arrays, own=own, boundary_tensors=boundary_tensors)
+        arrays = replace(self.arrays, local_tensors=local_tensors, boundary_tensors=boundary_tensors)
         return Block(self.forward, self.backward, tensors, self.reads, self.per_step_operators, arrays)
 
 
@@ -254,7 +256,7 @@ def make_arrays(
         forward=op_columns(forward, label_of),
         backward=op_columns(backward, label_of),
         per_step_operators=op_columns(per_step_operators, label_of),
-        own=tensor_columns(local, label_of),
+        local_tensors=tensor_columns(local, label_of),
         shared=tensor_columns(shared, label_of),
         boundary_tensors=boundary_tensors,
         labels=tuple(labels),

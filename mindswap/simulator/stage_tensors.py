@@ -77,7 +77,9 @@ class ChunkTensors:
 
     def local(self) -> PassTensors:
         """Build the table of tensors that only their own block reads."""
-        return self._tensors(self.segments, [self.model.blocks[segment].arrays.own for segment in self.segments])
+        return self._tensors(
+            self.segments, [self.model.blocks[segment].arrays.local_tensors for segment in self.segments]
+        )
 
     def shared(self) -> PassTensors:
         """Build the table of boundary tensors, received tensors, and tensors that all layers share."""

@@ -104,7 +104,7 @@ def require_compilable(document: Document, takes_trace: bool = True) -> None:
             f"{past.location}: model.model_config.use_past: True: the file is for inference, and this command compiles "
             "a training\n    fix:     use_past: False, or a file that trains"
         )
-    # What cannot be read, or is a file of 2.x, has problems of its own, which say more.
+    # An unreadable file, or a file of 2.x, has more specific problems.
     is_read = document.root is not None and find_format(document) is ConfigFormat.GRAPH
     missing = missing_model(document) if is_read else None
     if missing:

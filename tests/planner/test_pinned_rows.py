@@ -47,7 +47,7 @@ def test_numbers_of_distances_keep_the_order_and_what_is_fixed(distances, fixed,
 def copies_of(block):
     """Of the block's own tensors: prefetch distance by label, from the elements and from the arrays."""
     arrays = block.arrays
-    own = zip(arrays.own.label.tolist(), arrays.own.prefetch.tolist(), strict=True)
+    own = zip(arrays.local_tensors.label.tolist(), arrays.local_tensors.prefetch.tolist(), strict=True)
     by_array = {str(arrays.labels[label]): prefetch for label, prefetch in own if prefetch}
     return {str(one.label): one.prefetch for one in block.tensors if one.prefetch and one.role is None}, by_array
 

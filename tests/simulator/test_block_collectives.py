@@ -87,7 +87,7 @@ def test_without_times_communication_has_its_place():
 
 def same_as_its_parts(block) -> bool:
     made = make_arrays(block.forward, block.backward, block.per_step_operators, block.tensors)
-    names = ("forward", "backward", "per_step_operators", "own", "shared")
+    names = ("forward", "backward", "per_step_operators", "local_tensors", "shared")
     parts = [(getattr(made, name), getattr(block.arrays, name)) for name in names]
     return (made.boundary_tensors, made.labels) == (block.arrays.boundary_tensors, block.arrays.labels) and all(
         all(np.array_equal(column, vars(other)[name]) for name, column in vars(own).items()) for own, other in parts
@@ -104,7 +104,7 @@ def test_copies_are_in_tensors_and_arrays():
     assert copied == {"mlp.gelu": (3, 1, False), "add": (5, 2, True)}
     assert same_as_its_parts(block)
     assert not any(tensor.num_copies for tensor in plain.tensors)
-    assert not plain.arrays.own.num_copies.any()
+    assert not plain.arrays.local_tensors.num_copies.any()
 
 
 def test_other_distances_for_the_copies_that_a_block_has():

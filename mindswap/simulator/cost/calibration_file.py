@@ -45,7 +45,7 @@ def format_device_file(
 
 
 def _written(figure: Figure, value: int) -> tuple[str, str]:
-    """Return key with unit, and number, of a figure, such that reading them gives the same value."""
+    """Return the key, with its unit, and the number of a figure, which are read back as the same value."""
     keys = unit_keys(figure)
     for unit in figure.kind.written:
         key = f"{figure.name}_{unit}" if unit else figure.name

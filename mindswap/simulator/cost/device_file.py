@@ -185,8 +185,8 @@ SECTION = "mindswap"
 class CostSettings:
     """The device as a configuration states it."""
 
-    device: str | None = None  # name or file; None if it is not said. A calibration is a device file as well
-    is_calibration: bool = False  # `device` was given as `calibration`
+    device: str | None = None  # name or file; None if there is no entry. A calibration is a device file as well
+    is_calibration: bool = False  # `device` is the value of the key `calibration`
     overrides: Mapping[str, str] = field(default_factory=dict)  # figures to replace, for `load_device`
     problems: tuple[Problem, ...] = ()  # all problems; values with a problem are ignored
 
