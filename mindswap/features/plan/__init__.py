@@ -47,7 +47,7 @@ class StepPlan:
     Attributes:
         step: the planned step.
         problem: budget, objective and allowed means of the search.
-        plan: the policy that the search found, with its simulated time and memory.
+        plan: the policy, with its simulated time and memory.
         budget_source: origin of the budget in words; "" if the user gave the budget.
         memory: memory budget of a card with its safety margin, compared with simulated peaks; None without a margin.
     """
@@ -101,7 +101,7 @@ class StepPlan:
         return replace(self, plan=replace(self.plan, budget_bytes=budget_bytes))
 
     def without_swaps(self, ineffective: Mapping[int, Set[str]]) -> "StepPlan | None":
-        """Return the plan without some swaps, simulated again.
+        """Return the plan without some swaps, with a new simulation.
 
         Args:
             ineffective: layer index -> patterns of `op_swap` to remove in that layer.
@@ -146,7 +146,7 @@ class StepPlan:
             overwrite: replace an existing file.
 
         Raises:
-            PlanError: no policy fits, or the text read back gives another policy.
+            PlanError: if no policy fits, or the written text is parsed as another policy.
             DataError: the file cannot be written, or already exists.
         """
         if not self.fits:
@@ -412,7 +412,7 @@ def planned_text(step: LoadedStep, plan: Plan, target: str) -> str:
         The text; bytes that are not UTF-8 are surrogates.
 
     Raises:
-        PlanError: the text read back gives another policy, or has errors.
+        PlanError: if the written text has errors, or is parsed as another policy.
     """
     if is_2x(step.document):
         return planned_text_2x(step, plan, target)

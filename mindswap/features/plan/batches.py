@@ -101,7 +101,7 @@ class _Candidate:
     plan: BatchPlan  # without a step plan so far
     task: StepTask
     settings: StepSettings
-    is_own: bool  # the configuration of the file, which is always planned, for comparison
+    is_file_setup: bool  # the strategy and batch of the file, which are always planned for comparison
     capture_id: Hashable  # equal for steps with the same captured network
     shape_id: Hashable  # equal for networks that differ in constants only
 
@@ -229,9 +229,12 @@ class _BatchSearch:
             unplanned = replace(unplanned, layout=settings.pipeline.layout(checked.num_layers))
         has_sequence = changed.value("parallel_config", "use_seq_parallel") is True
         capture_id, shape_id = (make(settings, has_sequence) for make in (capture_key, shape_key))
-        is_own = layout is None and (strategy, batch) == (file_strategy(self.document), file_batch(self.document))
+        is_file_setup = layout is None and (strategy, batch) == (
+            file_strategy(self.document),
+            file_batch(self.document),
+        )
         task = StepTask(Path(self.document.file).name, text, self.options)
-        return _Candidate(unplanned, task, settings, is_own, capture_id, shape_id)
+        return _Candidate(unplanned, task, settings, is_file_setup, capture_id, shape_id)
 
     def evaluate_candidates(self, candidates: Sequence[_Candidate | BatchPlan]) -> Iterator[BatchPlan]:
         """Bound and plan candidates: the file's own first, then by bound. Yields each plan; the others get a reason."""
@@ -278,7 +281,7 @@ class _BatchSearch:
 
     def _can_beat_best(self, candidate: _Candidate) -> bool:
         best = max((plan.tokens_per_s for plan in self.plans), default=0.0)
-        return candidate.is_own or self._max_tokens_per_s(candidate) > best
+        return candidate.is_file_setup or self._max_tokens_per_s(candidate) > best
 
     def _max_tokens_per_s(self, candidate: _Candidate) -> float:
         return tokens_per_s(candidate.settings, self.bounds_ns[candidate]) * (1 + SHAPE_TOLERANCE_PPM / 1e6)
@@ -287,7 +290,7 @@ class _BatchSearch:
         return self.captured.get(candidate.capture_id, self.captured.get(candidate.shape_id))
 
     def _capture_networks(self, ready: Sequence[_Candidate]) -> None:
-        """Capture one network for each `shape_id` that has none: that of the first candidate."""
+        """Capture the network of the first candidate of each `shape_id` without a capture."""
         missing = (candidate for candidate in reversed(ready) if self._find_capture(candidate) is None)
         candidates = list({candidate.shape_id: candidate for candidate in missing}.values())[::-1]
 
@@ -307,7 +310,9 @@ class _BatchSearch:
         started: deque[_Candidate] = deque()
 
         def tasks() -> Iterator[StepTask]:
-            for candidate in sorted(candidates, key=lambda each: (not each.is_own, -self._max_tokens_per_s(each))):
+            for candidate in sorted(
+                candidates, key=lambda each: (not each.is_file_setup, -self._max_tokens_per_s(each))
+            ):
                 if self._can_beat_best(candidate) and not self.is_over:
                     batch_plan = candidate.plan
                     layers = f"; layers {batch_plan.layout}" if batch_plan.layout else ""

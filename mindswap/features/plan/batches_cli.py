@@ -67,7 +67,7 @@ def numbers_or_auto(text: str) -> tuple[int, ...]:
 
 
 def has_batch_options(args: argparse.Namespace) -> bool:
-    """Return whether an option asks for other batches, strategies or stages."""
+    """Return whether an option requests other batches, strategies or stages."""
     return any(given is not None for given in (args.batch_size, args.micro_batches, args.strategy, args.stages))
 
 
@@ -106,18 +106,18 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
     """Plan every batch and strategy, and write the best. Returns the exit code, 1 if nothing fits."""
     document = load_document(args.config)
     file_setup = FileSetup(file_strategy(document), file_batch(document), _file_layout(document))
-    asked = BatchOptions(args.batch_size or None, args.micro_batches or None, not args.any_global_batch)
+    requested = BatchOptions(args.batch_size or None, args.micro_batches or None, not args.any_global_batch)
     if args.stages is not None:
-        asked = replace(asked, moves_layers=True)
+        requested = replace(requested, moves_layers=True)
         if args.batch_size is None and args.micro_batches is None:
-            asked = replace(
-                asked, sizes=(file_setup.batch.size,), counts=None if args.strategy else (file_setup.batch.count,)
+            requested = replace(
+                requested, sizes=(file_setup.batch.size,), counts=None if args.strategy else (file_setup.batch.count,)
             )
     if args.strategy is not None:
         device = find_costs([document], args.device, device_overrides(args)).device
-        sizes = (file_setup.batch.size,) if args.batch_size is None else asked.sizes
+        sizes = (file_setup.batch.size,) if args.batch_size is None else requested.sizes
         cards = args.cards or read_step_settings(document).num_cards
-        asked = replace(asked, sizes=sizes, cards=cards, cards_per_node=device.num_cards_per_node)
+        requested = replace(requested, sizes=sizes, cards=cards, cards_per_node=device.num_cards_per_node)
     report_status = PhaseLines(time.monotonic(), sys.stderr)
     options = StepOptions(
         args.device, device_overrides(args), not args.no_cache, args.expert_skew, allowed, args.simple
@@ -127,7 +127,7 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
             tick = bar if pool.width == 1 else bar.raise_if_interrupted
             plans = plan_batches(
                 config=args.config,
-                requested=asked,
+                requested=requested,
                 options=options,
                 folder=folder,
                 pool=pool,
@@ -166,7 +166,7 @@ class FinishedPlan(NamedTuple):
 
 
 def finish_plan(
-    args: argparse.Namespace, found: StepPlan, attempts: Sequence[DryRunPlan], target: str | None, line: str
+    args: argparse.Namespace, step_plan: StepPlan, attempts: Sequence[DryRunPlan], target: str | None, line: str
 ) -> FinishedPlan:
     """Print the dry runs, verify the plan and write it.
 
@@ -174,33 +174,33 @@ def finish_plan(
 
     Args:
         args: options of the command.
-        found: the plan, if there were no dry runs.
-        attempts: plans with their dry runs; the last batch_plan replaces `found`.
+        step_plan: the plan, if there were no dry runs.
+        attempts: plans with their dry runs; the last batch_plan replaces `step_plan`.
         target: output file; None writes nothing.
         line: line to print after writing.
     """
     data: dict[str, object] = {"dry_runs": attempts_to_json(attempts)} if attempts else {}
     if attempts:
-        found = attempts[-1].plan.within(attempts[0].requested_bytes)
+        step_plan = attempts[-1].plan.within(attempts[0].requested_bytes)
         if not args.json:
             print_text(f"\n{format_attempts(attempts)}")
-    is_ok = found.fits and all(attempt.fits for attempt in attempts[-1:])
+    is_ok = step_plan.fits and all(attempt.fits for attempt in attempts[-1:])
     if is_ok and not target and not args.json:
         print_text("\nnext: -o FILE writes this plan")
     if not target or not is_ok:
-        return FinishedPlan(data, found, is_ok)
-    is_asked = not (args.no_verify or found.plan.is_interrupted)
-    verdict = verify_plan(found, not args.no_cache) if is_asked else None
+        return FinishedPlan(data, step_plan, is_ok)
+    is_verified = not (args.no_verify or step_plan.plan.is_interrupted)
+    verdict = verify_plan(step_plan, not args.no_cache) if is_verified else None
     if verdict is not None:
         data |= {"verified": verdict.matches_policy, "verdict": verdict.text}
-        found, is_ok = verdict.plan or found, not verdict.is_refused
+        step_plan, is_ok = verdict.plan or step_plan, not verdict.is_refused
         if not args.json:
             print_text(f"\n{verdict.text}")
     if is_ok:
-        found.save(target, overwrite=args.overwrite or args.in_place)
+        step_plan.save(target, overwrite=args.overwrite or args.in_place)
         if not args.json:
             print_text(f"\n{line}")
-    return FinishedPlan(data, found, is_ok)
+    return FinishedPlan(data, step_plan, is_ok)
 
 
 def _file_layout(document: Document) -> Layout | None:

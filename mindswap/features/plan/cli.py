@@ -193,38 +193,38 @@ def run(args: argparse.Namespace) -> int:
 
         report_status = PhaseLines(time.monotonic(), sys.stderr)
         attempts = plan_with_dry_runs(find_budget(step)[0], make, report_status) if args.dry_run else ()
-        found = attempts[-1].plan.within(attempts[0].requested_bytes) if attempts else make(None)
-    gc.freeze()  # all that the search has found out stays until the end: walking over it takes half a second
-    # The plan first, whatever becomes of the files and the sentences: it took long to find.
+        step_plan = attempts[-1].plan.within(attempts[0].requested_bytes) if attempts else make(None)
+    gc.freeze()  # data of the search is kept until the end; a collection of it takes half a second
+    # The plan is printed before files are written, so that an error there does not lose a long search.
     if not args.json:
-        notes = [budget_warning(step, found.problem.budget_bytes), objective_warning(found.plan, objective)]
+        notes = [budget_warning(step, step_plan.problem.budget_bytes), objective_warning(step_plan.plan, objective)]
         notes += step.model.caveats
-        beside = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
-        beside = [line for line in beside if line]
-        print_text("\n".join([str(found), *([""] if beside else []), *beside]))
+        remarks = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
+        remarks = [line for line in remarks if line]
+        print_text("\n".join([str(step_plan), *([""] if remarks else []), *remarks]))
     following = f"next: mindswap {'check' if is_2x(step.document) else 'dryrun'} {target}"
-    data, found, is_ok = finish_plan(args, found, attempts, target, f"written: {target}; {following}")
-    plan = found.plan
+    data, step_plan, is_ok = finish_plan(args, step_plan, attempts, target, f"written: {target}; {following}")
+    plan = step_plan.plan
     explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
     if args.json:
-        data = plan_to_json(plan, step.device.name, found.sections) | data
+        data = plan_to_json(plan, step.device.name, step_plan.sections) | data
         data |= {"explanation": explanation} if args.explain else {}
         print_text(answer_text("plan", data, is_ok))
     elif explanation:
         print_text("\n".join(["", *explanation]))
     if plan.fits and args.html:
-        found.run().save_html(args.html)
+        step_plan.run().save_html(args.html)
     return 0 if is_ok else 1
 
 
 def _refuse_early(args: argparse.Namespace) -> None:
-    """Refuse what fails for sure before anything is compiled."""
+    """Refuse invalid combinations of options before anything is compiled."""
     if args.simple:
         refuse_given(args, "--objective=memory", "--simple: not with {}", "--memory SIZE, or leave one out")
         refuse_given(args, "--pin", "--simple: not with {}", "leave one out")
     if args.sweep:
-        of_one = "-o --in-place --html --explain --dry-run --simple --pin --objective=memory"
-        refuse_given(args, of_one, "--sweep makes many plans: choose one with --memory for {}", "")
+        single_plan_options = "-o --in-place --html --explain --dry-run --simple --pin --objective=memory"
+        refuse_given(args, single_plan_options, "--sweep makes many plans: choose one with --memory for {}", "")
     else:
         refuse_given(args, "--plot", "{}: is of the curve of --sweep", "--html FILE for one plan, or --sweep")
     reject_conflicting_options(args)
@@ -237,11 +237,11 @@ def _refuse_early(args: argparse.Namespace) -> None:
 
 
 def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
-    """The step of the configuration; of a file of MindFormers 2.x that of its trace."""
+    """Load the step of the configuration; for a file of MindFormers 2.x that of its trace."""
     document = None if is_trace_path(args.config) else load_document(args.config)
     if document is not None and is_2x(document):
-        of_1_9 = "--sweep --explain --objective=memory --expert-skew --simple --pin --dry-run"
-        refuse_given(args, of_1_9, "{}: not for files of MindFormers 2.x", "leave it out")
+        unsupported_options = "--sweep --explain --objective=memory --expert-skew --simple --pin --dry-run"
+        refuse_given(args, unsupported_options, "{}: not for files of MindFormers 2.x", "leave it out")
         return load_step_2x(document, args.trace, args.device, device_overrides(args))
     if args.trace is not None:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")

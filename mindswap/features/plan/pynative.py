@@ -150,7 +150,7 @@ def planned_text_2x(step: LoadedStep, plan: Plan, target: str) -> str:
     """Return the text of a 2.x configuration with a plan, after reading it back. Comments and other keys stay.
 
     Raises:
-        PlanError: the text read back gives another policy, or has errors.
+        PlanError: if the written text has errors, or is parsed as another policy.
     """
     num_layers = len(step.model.captured.sample.layer_map)
     text = step.config_text()

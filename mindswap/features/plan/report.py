@@ -1,4 +1,4 @@
-"""Report of a plan as text and JSON. All times and sizes are simulated, and the reports say so."""
+"""Report of a plan as text and JSON. All times and sizes are simulated, as the reports state."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

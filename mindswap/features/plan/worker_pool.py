@@ -159,7 +159,7 @@ _worker_resources = ExitStack()  # context managers that a worker process keeps 
 
 
 def _init_worker(lifeline_address: str) -> None:
-    """Prepare a worker process: it ends with its parent and leaves Ctrl-C to the parent."""
+    """Prepare a worker process: it ends with its parent, and only the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _worker_resources.enter_context(signals_raise())
     hold_lifeline({LIFELINE: lifeline_address}, signal.SIGTERM)
