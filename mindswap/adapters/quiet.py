@@ -24,7 +24,7 @@ from mindswap.system.streams import OutputError, drop_output, write_message
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
 # Current activity.
 _activity: ContextVar[list[str]] = ContextVar("activity")
-# Where stderr is no terminal, the activity is reported after so many seconds, and after twice, four times, ... as many,
+# If stderr is not a terminal, a long activity is reported after this interval in seconds, then at doubled intervals,
 # unless this environment variable is 0 (for users who compare the content of stderr).
 FIRST_S, PROGRESS = 5.0, "MINDSWAP_PROGRESS"
 # Moves to the start of the line and deletes it.

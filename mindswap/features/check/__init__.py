@@ -44,7 +44,7 @@ class CheckedConfig:
     form: ConfigFormat  # format of the file
     problems: tuple[Problem, ...]  # problems to report
     ignored: tuple[Problem, ...]  # problems of ignored rules, which are only counted
-    notes: Sequence[str]  # what could not be checked, and remarks
+    notes: Sequence[str]  # checks that were not possible, and remarks
     layers: str  # effect of the policy in each layer, as text; "" if it is unknown
     data: Mapping[str, Any]  # further entries of the JSON output
 
@@ -130,7 +130,7 @@ def _check_2x(document: Document, num_layers: int | None, ignore: Collection[str
 def _with_real_names(
     document: Document, num_layers: int | None, ignore: Collection[str], names: NameSource, can_build: bool
 ) -> tuple[CheckResult, list[str]]:
-    """Check with the operators of a table or of the real network; return the result, and what was not checked."""
+    """Check with the operators of a table or of the real network; return the result, and notes on skipped checks."""
     result = check_document(document, num_layers, silence=ignore)
     is_about_model = all(problem.rule in MODEL_RULES for problem in result.errors)
     if not result.is_swap_enabled or not is_about_model:

@@ -67,7 +67,7 @@ def explain_config(config: str | os.PathLike[str] | Document, num_layers: int | 
 
 
 def _training_notes(document: Document) -> tuple[str, ...]:
-    """Return how many weights are trained, of a network that MindFormers freezes; nothing without MindFormers."""
+    """Return notes on the trained weights if MindFormers freezes some; empty without MindFormers."""
     if document.get("model", "model_config", "pet_config") is None or not has_mindformers():
         return ()
     return (format_trained(*count_trained_weights(document.file)),)

@@ -1,4 +1,4 @@
-"""Effect of a configuration in each layer, as text and as JSON; equal layers print once."""
+"""Report of the effect of a configuration in each layer, as text and JSON; equal layers are grouped."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Explanation:
         policy: policy of the configuration; with swap off, the recompute that MindFormers does by itself.
         summary: the actions in every layer.
         stages: with swap off, the log lines of MindFormers and the layers of each stage and chunk.
-        notes: what else decides memory, as text.
+        notes: other properties that affect memory, in words.
     """
 
     policy: Policy

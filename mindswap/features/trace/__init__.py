@@ -1,1 +1,1 @@
-"""`mindswap trace`: one step in PyNative mode, recorded on this machine."""
+"""Record one step in PyNative mode on this machine: `mindswap trace`."""

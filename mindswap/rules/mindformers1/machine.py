@@ -102,9 +102,9 @@ def jit_level(context: Context) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def memory_optimize_level(context: Context) -> Iterator[Finding]:
-    """context.memory_optimize_level is not O0: the memory planner of the other levels knows no host memory.
+    """context.memory_optimize_level is not O0: the memory planner of the other levels does not support host memory.
 
-    Where the key is missing, mindswap sets O0 itself.
+    If the key is missing, mindswap sets O0.
 
     PASS: context: {memory_optimize_level: "O0"}
     FAIL: context: {memory_optimize_level: "O1"}
@@ -117,11 +117,11 @@ def memory_optimize_level(context: Context) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def max_device_memory(context: Context) -> Iterator[Finding]:
-    """`context.max_device_memory` is not as MindSpore takes it, or below the memory that steps are planned for.
+    """`context.max_device_memory` has another format than MindSpore accepts, or is below the memory budget of plans.
 
-    MindSpore takes a string of digits and `GB`, which is GiB there. Plans and simulations use the smaller of it and of
-    what the device has; where `mindswap.memory` says more, a plan for that would run out of memory. `mindswap plan
-    --memory` writes such a budget there.
+    MindSpore accepts a string of digits and `GB`, which is GiB there. Plans and simulations use the smaller of it and
+    the memory of the device; a plan for a larger `mindswap.memory` would run out of memory. `mindswap plan --memory`
+    writes such a budget there.
 
     PASS: context: {max_device_memory: "58GB"}
     FAIL: context: {max_device_memory: "58 GiB"}
@@ -147,7 +147,7 @@ def max_device_memory(context: Context) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def unmanaged_device_memory(context: Context) -> Iterator[Finding]:
-    """`context.max_device_memory` leaves too little of a card of 64 GB for what MindSpore does not manage.
+    """`context.max_device_memory` leaves too little memory of a card of 64 GB for buffers outside of MindSpore's pool.
 
     CANN offers 60.96 GiB of such a card. HCCL keeps two buffers of `HCCL_BUFFSIZE` (200 MB) for each communicator
     outside MindSpore's pool: where the pool may grow until they do not fit, a run ends in an out-of-memory error of
@@ -182,7 +182,7 @@ def unmanaged_device_memory(context: Context) -> Iterator[Finding]:
 
 
 def _hccl_buffer_bytes(context: Context) -> int:
-    """Size of a buffer of HCCL: `HCCL_BUFFSIZE` in MiB, 200 by default."""
+    """Return the size of a buffer of HCCL in bytes: `HCCL_BUFFSIZE` MiB, 200 by default."""
     text = context.environ.get("HCCL_BUFFSIZE", "").strip()
     return (int(text) if text.isdecimal() and int(text) > 0 else 200) * 2**20
 
