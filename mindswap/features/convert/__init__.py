@@ -139,8 +139,8 @@ def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Conv
     use_legacy = source.family == "llama" if request.document.root is None else request.document.is_legacy
     trees = _find_trees(source, request.document, options)
     made = policy_of_megatron(options, use_legacy, trees, source.num_prefetch_ops)
-    parse_issues = {problem.subject for problem in problems}
-    new_problems = (problem for problem in made.problems if problem.subject not in parse_issues)
+    options_with_problems = {problem.subject for problem in problems}
+    new_problems = (problem for problem in made.problems if problem.subject not in options_with_problems)
     problems = sort_problems((*problems, *new_problems))
     if made.policy is None or find_errors(problems):
         raise PolicyError(problems)
