@@ -64,7 +64,6 @@ SENTENCES = (
     ("README.md", "compared with # dry runs", "与 # 次 dry run", *SET, r"both figures \(# stages\)"),
     ("docs/simulate.md", r"from # \[dry runs", r"的 # 次 \[dry run", *SET, r"both figures \(# stages\)"),
     ("docs/simulate.md", "Memory.*: # % off", "平均相差 # %（", *SET, "mean absolute error # %"),
-    ("docs/dryrun_set.md", "fragments is # % off", "系数，平均误差 # %", *SET, "; with fragments # %"),
     ("docs/plan.md", "it needs # GiB a card", "每卡需要 # GiB", *KEEPS),
     ("docs/simulate.md", "^# % of this step waits", "^这一步 # %", *WAITS),
     (

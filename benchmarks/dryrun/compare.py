@@ -30,7 +30,6 @@ from mindswap.config.render import document_from_data
 from mindswap.config.step_settings import read_step_settings
 from mindswap.graph.capture_cache import make_key
 from mindswap.runtime.short_run import format_config
-from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
@@ -41,8 +40,6 @@ MIB = 1 << 20
 # Percent: mean absolute error, the most above and below the dry run.
 MOST_MEAN, MOST_ABOVE, MOST_BELOW = 3.0, 8.0, 3.0
 NOT_MEASURED = "not dry run yet"
-# Of what is used, lost by a pool that maps no pages: what a device file has where it does not say.
-FRAGMENTS = FRAGMENTS_PERMILLE / 1000
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,8 @@ class Row:
     stage: int
     used_bytes: int  # peak of the dry run without fragments
     actual_bytes: int  # with fragments
-    simulated_bytes: int | None  # without workspace, which a dry run does not know
+    simulated_bytes: int | None = None  # without workspace, which a dry run does not know
+    simulated_actual_bytes: int | None = None  # with fragments
     error: str = ""  # why there is no figure
     is_inlined: bool = True  # False where MindSpore builds it with MS_DEV_RUNTIME_CONF=switch_inline:False only
 
@@ -65,7 +63,7 @@ class Row:
     @property
     def percent_with_fragments(self) -> float | None:
         """The same with what the pool loses in fragments."""
-        return self.simulated_bytes and 100 * (self.simulated_bytes * (1 + FRAGMENTS) / self.actual_bytes - 1)
+        return self.simulated_actual_bytes and 100 * (self.simulated_actual_bytes / self.actual_bytes - 1)
 
 
 def main(words: Sequence[str]) -> int:
@@ -128,16 +126,16 @@ def compare(
     settings = read_step_settings(document_from_data(data, name))
     measured = measure(name, data, is_again, is_known_only, results)
     if measured is None:
-        return [Row(name, 0, 0, 0, None, NOT_MEASURED)]
+        return [Row(name, 0, 0, 0, error=NOT_MEASURED)]
     if error := measured.get("error"):
-        return [Row(name, 0, 0, 0, None, error)]
+        return [Row(name, 0, 0, 0, error=error)]
     with tempfile.TemporaryDirectory() as folder:
         simulated, error = simulate(_written(data, name, folder))
     rows = []
     for stage in range(settings.pipeline.num_stages):
         used, actual = measured["peaks"][stage]
-        one = simulated[stage] if simulated else None
-        rows.append(Row(name, stage, used, actual, one, error, not measured["notes"]))
+        used_simulated, actual_simulated = simulated[stage] if simulated else (None, None)
+        rows.append(Row(name, stage, used, actual, used_simulated, actual_simulated, error, not measured["notes"]))
     return rows
 
 
@@ -175,12 +173,17 @@ def dry_run(path: Path) -> dict[str, Any]:
     return {"peaks": peaks, "notes": notes}
 
 
-def simulate(path: Path) -> tuple[list[int], str]:
-    """Peaks of each stage without workspace; or why there are none."""
-    answer = _mindswap("simulate", path)  # a process of its own: MindFormers builds only legacy or newer models in one
+def simulate(path: Path) -> tuple[list[tuple[int, int]], str]:
+    """Peaks of each stage without workspace, without and with fragments; or why there are none."""
+    # A process of its own: MindFormers builds only legacy or newer models in one.
+    answer = _mindswap("simulate", path, "--fragments", "0.09")  # a pool that maps no pages
     if "stages" not in answer:
         return [], answer["error"]
-    return [stage["peak_bytes"] - stage["static_bytes"]["workspace"] for stage in answer["stages"]], ""
+    return [
+        (stage["peak_bytes"] - workspace_bytes, stage["actual_peak_bytes"] - workspace_bytes)
+        for stage in answer["stages"]
+        for workspace_bytes in (stage["static_bytes"]["workspace"],)
+    ], ""
 
 
 def _mindswap(command: str, path: Path, *options: str) -> dict[str, Any]:
@@ -215,7 +218,7 @@ def cells(row: Row) -> list[str]:
     return [
         name, str(row.stage), f"{row.used_bytes / MIB:.0f} MiB", f"{row.simulated_bytes / MIB:.0f} MiB",
         f"{row.percent:+.1f} %", f"{row.actual_bytes / MIB:.0f} MiB",
-        f"{row.simulated_bytes * (1 + FRAGMENTS) / MIB:.0f} MiB", f"{row.percent_with_fragments:+.1f} %",
+        f"{(row.simulated_actual_bytes or 0) / MIB:.0f} MiB", f"{row.percent_with_fragments:+.1f} %",
     ]  # fmt: skip
 
 

@@ -87,7 +87,9 @@ def headline(report: SimulationReport) -> tuple[Headline, ...]:
     share = f"{format_share(exposed, report.step_time_ns)} of the step" if exposed else ""
     host = format_bytes(max(stage.host_bytes for stage in report.stages))
     terms = [f"{format_time(term.duration_ns)} {term.name}" for term in report.terms if term.duration_ns]
-    budget = describe_budget(report.peak_bytes, report.budget_bytes, report.margin_permille)
+    budget = describe_budget(report.actual_peak_bytes, report.budget_bytes, report.margin_permille)
+    if report.actual_peak_bytes > report.peak_bytes:
+        budget = f"{format_bytes(report.actual_peak_bytes)} with fragments{', ' if budget else ''}{budget}"
     mfu = f"{report.mfu:.1%}".replace("%", " %")
     return (
         Headline(Head.STEP_TIME, format_time(report.step_time_ns), f"of which {', '.join(terms)}" if terms else ""),

@@ -122,6 +122,7 @@ class SimulationReport:
     num_cards: int  # cards of the job
     model_flops: int  # floating point operations of one step without recompute, all cards
     peak_flops: int  # floating point operations per second of one card
+    actual_peaks_bytes: tuple[int, ...]  # peak of each stage with the fragments of the memory pool
     budget_bytes: int | None  # memory budget of one card; None for no limit
     host_bytes_per_node: int  # peak pinned host memory of a node
     notes: tuple[str, ...]  # caveats
@@ -157,11 +158,16 @@ class SimulationReport:
         return self.peak_stage.peak_bytes
 
     @property
+    def actual_peak_bytes(self) -> int:
+        """Peak device memory with fragments of the card that needs most, in bytes."""
+        return max(self.actual_peaks_bytes)
+
+    @property
     def exposed_copy_ns(self) -> int:
         """Exposed copy time of the stage that waits longest, in ns."""
         return max(stage.exposed_copy_ns for stage in self.stages)
 
     @property
     def fits(self) -> bool | None:
-        """Return whether the peak is within the budget; None without a budget."""
-        return None if self.budget_bytes is None else self.peak_bytes <= self.budget_bytes
+        """Return whether the peak with fragments is within the budget; None without a budget."""
+        return None if self.budget_bytes is None else self.actual_peak_bytes <= self.budget_bytes

@@ -19,12 +19,12 @@ from mindswap.policy.resolve import has_swaps, layer_key, with_recompute_only
 from mindswap.simulator.captured_step import CapturedStep, list_caveats
 from mindswap.simulator.compiled_layers import CompiledLayers
 from mindswap.simulator.cost.cost_table import CostTable
-from mindswap.simulator.cost.static_memory import StaticMemory, communication_bytes
+from mindswap.simulator.cost.static_memory import StaticMemory, communication_bytes, parameter_tensors
 from mindswap.simulator.cost.transfer import collective_ns, copy_ns, send_ns
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import Block
 from mindswap.simulator.layout import StageLayout, build_stage_layout
-from mindswap.simulator.memory import peak_memory
+from mindswap.simulator.memory import peak_memory, replay_memory_pool
 from mindswap.simulator.partition import BlockBuilder
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import Program
@@ -60,7 +60,12 @@ class SimulatedStep:
     @property
     def peak_bytes(self) -> int:
         """Peak device memory of the stage that needs most, in bytes."""
-        return max(a + s.total_bytes for a, s in zip(self.activation_bytes, self.static, strict=True))
+        return max(self.peaks_bytes)
+
+    @property
+    def peaks_bytes(self) -> tuple[int, ...]:
+        """Peak device memory of each stage, in bytes."""
+        return tuple(a + s.total_bytes for a, s in zip(self.activation_bytes, self.static, strict=True))
 
 
 @dataclass(eq=False)
@@ -207,6 +212,29 @@ class StepModel:
         timeline = run_program(self.program(policy))
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
         return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
+
+    def actual_peaks_bytes(self, simulated: SimulatedStep) -> tuple[int, ...]:
+        """Return the peak of each stage with the fragments of the pool, in bytes; without, if the device maps pages.
+
+        The allocations of the simulated step are replayed in MindSpore's memory pool.
+        """
+        if not self.costs.device.leaves_fragments:
+            return simulated.peaks_bytes
+        return tuple(
+            replay_memory_pool(simulated.timeline, stage, [*self._weight_tensors(stage), static.constant_bytes])
+            + static.workspace_bytes
+            for stage, static in enumerate(simulated.static)
+        )
+
+    def _weight_tensors(self, stage: int) -> list[int]:
+        """Sizes of weights, optimizer states and accumulated gradients of a stage."""
+        tensors = (parameter_tensors(parameter, self.settings) for parameter in self.weights.parameters[stage])
+        return [
+            size_bytes
+            for each in tensors
+            for size_bytes in (each.weight_bytes, *each.state_bytes, each.accumulator_bytes)
+            if size_bytes
+        ]
 
     def program(self, policy: Policy) -> Program:
         """Build operators, copies and memory intervals of a step under a policy.

@@ -59,6 +59,7 @@ def report_of(program: Program, **changes) -> SimulationReport:
         "num_cards": program.num_stages,
         "model_flops": 10**12,
         "peak_flops": 10**14,
+        "actual_peaks_bytes": tuple(stage.peak_bytes for stage in stages),
         "budget_bytes": None,
         "host_bytes_per_node": host_bytes_per_node([stage.host_bytes for stage in stages], program.num_stages, 8),
         "notes": (),

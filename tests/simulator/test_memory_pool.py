@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mindswap.policy.model import Policy
+from mindswap.simulator.cost.cost_table import CostTable
+from mindswap.simulator.cost.device_file import load_device
 from mindswap.simulator.memory_pool import PERSISTENT_UNIT_BYTES, UNIT_BYTES, MemoryPool
+from tests.simulator.steps import model
 
 DATA = Path(__file__).parents[1] / "data"
 MIB = 1 << 20
@@ -74,3 +78,12 @@ def test_weights_use_free_memory_of_the_common_pool_before_a_new_block():
 def test_sizes_are_multiples_of_512_bytes(size_bytes, taken_bytes):
     pool = MemoryPool()
     assert pool.allocate(size_bytes).size_bytes == pool.actual_bytes == taken_bytes
+
+
+def test_a_simulated_step_is_replayed_on_a_device_that_maps_no_pages():
+    step = model()
+    simulated = step.simulate(Policy())
+    assert step.actual_peaks_bytes(simulated) == simulated.peaks_bytes
+    step.costs = CostTable(load_device("atlas_800t_a2", {"fragments": "0.09"}))
+    for actual_bytes, peak_bytes in zip(step.actual_peaks_bytes(simulated), simulated.peaks_bytes, strict=True):
+        assert peak_bytes <= actual_bytes < 2 * peak_bytes

@@ -43,10 +43,10 @@ class Comparison:
                 "name": name,
                 "simulated": True,
                 "device": run.device.name,
-                **attributes(run, "step_time_ns tokens_per_s peak_bytes"),
+                **attributes(run, "step_time_ns tokens_per_s peak_bytes actual_peak_bytes"),
                 "exposed_copy_ns": run.simulated.timeline.exposed_copy_ns,
                 "fits": run.fits,
-                "fit": run.memory.fit(run.peak_bytes).value,
+                "fit": run.memory.fit(run.actual_peak_bytes).value,
             }
             for name, run in self.runs
         ]

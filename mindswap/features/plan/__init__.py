@@ -2,9 +2,9 @@
 
 import functools
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
@@ -34,10 +34,13 @@ from mindswap.report.html import in_notebook
 from mindswap.report.problems import format_problems
 from mindswap.rules.checker import check_document
 from mindswap.simulator.cost.budget import MemoryBudget, budget_of_device, has_margin
-from mindswap.simulator.cost.hardware import SET_BY_USER, with_fragments, without_fragments
+from mindswap.simulator.cost.hardware import SET_BY_USER, Device, with_figures, with_fragments, without_fragments
 from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
 from mindswap.simulator.step_model import StepModel
-from mindswap.units import format_bytes, format_time, parse_bytes
+from mindswap.units import ceil_div, format_bytes, format_time, parse_bytes
+
+# Plans that are made at most until one fits with its fragments: each takes as long as a plan without them.
+MOST_POOL_PLANS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,27 +210,72 @@ def make_plan(
         allow = replace(allow, pinned=tuple(pin.pattern for pin in pins))
     problem = make_problem(step, memory, allow, objective)
     budget_bytes, source = find_budget(step, memory)
-    if isinstance(step.model, LayerSwapModel2x):
-        plan = plan_layers(problem, progress)
-    else:
+
+    def search(problem: PlanProblem) -> Plan:
+        if isinstance(step.model, LayerSwapModel2x):
+            return plan_layers(problem, progress)
         planner = _planner(step.model, allow, step.nameable_trees)
         plan = compact(step, planner.plan(problem, progress))
-        if simple:
-            plan = compact(step, planner.plan_simple(problem, plan, progress))
-    plan = replace(plan, compared=(*evaluate_file_policy(problem, file_step), *plan.compared))
-    device = step.device
+        return compact(step, planner.plan_simple(problem, plan, progress)) if simple else plan
+
+    plan, device = search(problem), step.device
+    if device.leaves_fragments and not isinstance(step.model, LayerSwapModel2x):
+        problem, plan, device = _plan_within_pool(step, problem, plan, budget_bytes, search)
     if device.leaves_fragments:
-        fragmentation = (
-            f"fragments of the pool, which maps no pages, counted as {device.fragments_permille / 10:g} % of the peak"
-        )
-        source = f"{source}; {fragmentation}" if source else fragmentation
+        fragments = f"fragments of the pool, which maps no pages: {device.fragments_permille / 10:g} % of the peak"
+        source = f"{source}; {fragments}" if source else fragments
+    plan = replace(plan, compared=(*evaluate_file_policy(problem, file_step), *plan.compared))
     plan = replace(
         plan,
         budget_bytes=budget_bytes,
         smallest_budget_bytes=with_fragments(device, plan.smallest_budget_bytes),
         least_budget_bytes=with_fragments(device, plan.least_budget_bytes),
     )
-    return StepPlan(step, problem, plan, source, usable_budget(step, memory))
+    budget = usable_budget(step, memory)
+    return StepPlan(step, problem, plan, source, budget.without_fragments(device))
+
+
+class _PlanInPool(NamedTuple):
+    """A plan, and the device with the fragments that the allocations of the plan leave in the pool."""
+
+    problem: PlanProblem  # with the budget less these fragments
+    plan: Plan
+    device: Device
+
+
+def _plan_within_pool(
+    step: LoadedStep, problem: PlanProblem, plan: Plan, budget_bytes: int, search: Callable[[PlanProblem], Plan]
+) -> _PlanInPool:
+    """Plan with other budgets until a plan fits with the fragments of its own replay in the memory pool.
+
+    The planner compares peaks without fragments. The first plan assumes the fragments of the device file, each
+    following one those of the plan before it; if already the first one fits, one more plan uses what it left free.
+
+    Args:
+        step: the step to plan.
+        problem: input of the planner.
+        plan: its first plan.
+        budget_bytes: memory that the plan may take with fragments.
+        search: the planner.
+
+    Returns:
+        The fastest plan that fits; the last one if none does.
+    """
+    fitting: list[_PlanInPool] = []
+    for attempt in range(MOST_POOL_PLANS):
+        actual_bytes = max(step.model.actual_peaks_bytes(step.model.simulate(plan.policy)))
+        permille = max(ceil_div(actual_bytes * 1000, plan.peak_bytes) - 1000, 0)
+        device = with_figures(step.device, {"fragments": permille}, {"fragments": "replay of the plan"})
+        # A plan above a budget that assumed more fragments than it leaves fits after all.
+        is_fitting = actual_bytes <= budget_bytes and plan.host_bytes <= plan.host_budget_bytes
+        problem = replace(problem, budget_bytes=without_fragments(device, budget_bytes))
+        found = _PlanInPool(problem, replace(plan, fits=is_fitting), device)
+        if is_fitting:
+            fitting.append(found)
+        if (fitting and attempt) or not plan.fits:
+            break
+        plan = search(problem)
+    return min(fitting, key=lambda each: each.plan.step_time_ns, default=found)
 
 
 @functools.lru_cache(maxsize=1)
@@ -359,9 +407,8 @@ def find_budget(step: LoadedStep, memory: str | int | None = None) -> tuple[int,
 
 
 def usable_budget(step: LoadedStep, memory: str | int | None = None) -> MemoryBudget:
-    """Return the budget that simulated peaks are compared with. Arguments as for `find_budget`."""
-    budget = budget_of_device(step.device) if memory is None else MemoryBudget(find_budget(step, memory)[0])
-    return budget.without_fragments(step.device)
+    """Return the budget that peaks with fragments are compared with. Arguments as for `find_budget`."""
+    return budget_of_device(step.device) if memory is None else MemoryBudget(find_budget(step, memory)[0])
 
 
 def objective_warning(plan: Plan, objective: Objective) -> str:

@@ -60,14 +60,24 @@ class Run:
         return self.simulated.peak_bytes
 
     @property
+    def actual_peak_bytes(self) -> int:
+        """Peak device memory in bytes, with the fragments of a pool that maps no pages."""
+        return max(self.actual_peaks_bytes)
+
+    @functools.cached_property
+    def actual_peaks_bytes(self) -> tuple[int, ...]:
+        """The same of each stage."""
+        return self.model.actual_peaks_bytes(self.simulated)
+
+    @property
     def fits(self) -> bool:
-        """Return whether the peak is within the usable device memory."""
-        return self.memory.fits(self.peak_bytes)
+        """Return whether the peak with fragments is within the usable device memory."""
+        return self.memory.fits(self.actual_peak_bytes)
 
     @property
     def memory(self) -> MemoryBudget:
-        """Memory budget that simulated peaks are compared with."""
-        return budget_of_device(self.device).without_fragments(self.device)
+        """Memory budget that the peak with fragments is compared with."""
+        return budget_of_device(self.device)
 
     @property
     def tokens_per_s(self) -> float:
@@ -105,6 +115,7 @@ class Run:
             peak_flops=device.peak_flops[settings.compute_dtype],
             budget_bytes=self.memory.usable_bytes,
             margin_permille=self.memory.margin_permille,
+            actual_peaks_bytes=self.actual_peaks_bytes,
             host_bytes_per_node=host_bytes_per_node(host_bytes, settings.num_cards, device.num_cards_per_node),
             notes=model.captured.notes,
             outside_bytes=model.outside_bytes,

@@ -83,10 +83,15 @@ def simulation_to_json(report: SimulationReport) -> dict[str, Any]:
         "device_figures": [vars(figure) for figure in report.figures],
         "step_time_ns": report.step_time_ns,
         "terms": [vars(term) for term in report.terms],
-        **attributes(report, "tokens_per_s num_tokens num_cards mfu model_flops peak_flops peak_bytes"),
+        **attributes(
+            report, "tokens_per_s num_tokens num_cards mfu model_flops peak_flops peak_bytes actual_peak_bytes"
+        ),
         "peak_stage": report.peak_stage.stage,
         **attributes(report, "budget_bytes fits outside_bytes exposed_copy_ns host_bytes_per_node"),
-        "stages": [_stage_to_json(stage, report.timeline.step_time_ns) for stage in report.stages],
+        "stages": [
+            _stage_to_json(stage, actual_bytes, report.timeline.step_time_ns)
+            for stage, actual_bytes in zip(report.stages, report.actual_peaks_bytes, strict=True)
+        ],
         "layers": [vars(row) for row in report.layers],
         "causes": [
             {**vars(cause), "cause": cause.cause.name.lower(), "layers": list(cause.layers)} for cause in report.causes
@@ -95,11 +100,12 @@ def simulation_to_json(report: SimulationReport) -> dict[str, Any]:
     }
 
 
-def _stage_to_json(stage: StageReport, step_ns: int) -> dict[str, Any]:
+def _stage_to_json(stage: StageReport, actual_peak_bytes: int, step_ns: int) -> dict[str, Any]:
     duration_ns = max(1, step_ns)
     return {
         "stage": stage.stage,
         "peak_bytes": stage.peak_bytes,
+        "actual_peak_bytes": actual_peak_bytes,
         "static_bytes": dict(stage.static_parts),
         "activation_peak_bytes": stage.memory.peak_bytes,
         "peak_moment": vars(stage.moment),

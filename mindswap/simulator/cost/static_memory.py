@@ -7,6 +7,7 @@ Follows MindFormers 1.9.0: `core/optim/` for the optimizers, `wrapper/wrapper.py
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mindswap.config.step_settings import StepSettings
 from mindswap.errors import CostError
@@ -106,14 +107,31 @@ def estimate_static_memory(
     Raises:
         CostError: if the optimizer is unknown.
     """
-    weights = gradients = states = 0
-    for parameter in parameters:
-        shard_bytes = ceil_div(parameter.size_bytes, num_parameter_shards(parameter, settings.num_optimizer_shards))
-        weights += shard_bytes
-        states += sum(state_sizes(parameter, settings))
-        if settings.num_micro_steps > 1 and parameter.is_trained:  # clones of the weights (MFPipelineWithLossScaleCell)
-            gradients += shard_bytes if settings.is_accumulator_sharded else parameter.size_bytes
-    return StaticMemory(weights, gradients, 0 if settings.is_state_offloaded else states, workspace_bytes)
+    tensors = [parameter_tensors(parameter, settings) for parameter in parameters]
+    return StaticMemory(
+        parameter_bytes=sum(each.weight_bytes for each in tensors),
+        gradient_bytes=sum(each.accumulator_bytes for each in tensors),
+        optimizer_bytes=sum(sum(each.state_bytes) for each in tensors),
+        workspace_bytes=workspace_bytes,
+    )
+
+
+class ParameterTensors(NamedTuple):
+    """Sizes in bytes of the tensors of a weight on one rank that stay during the step."""
+
+    weight_bytes: int
+    accumulator_bytes: int  # accumulated gradient; 0 without one
+    state_bytes: tuple[int, ...]  # optimizer states; empty where they are on the host
+
+
+def parameter_tensors(parameter: Parameter, settings: StepSettings) -> ParameterTensors:
+    """Return the sizes of the tensors of a weight that stay on one rank during the step."""
+    shard_bytes = ceil_div(parameter.size_bytes, num_parameter_shards(parameter, settings.num_optimizer_shards))
+    accumulator_bytes = 0
+    if settings.num_micro_steps > 1 and parameter.is_trained:  # clones of the weights (MFPipelineWithLossScaleCell)
+        accumulator_bytes = shard_bytes if settings.is_accumulator_sharded else parameter.size_bytes
+    states = () if settings.is_state_offloaded else tuple(state_sizes(parameter, settings))
+    return ParameterTensors(shard_bytes, accumulator_bytes, states)
 
 
 def num_parameter_shards(parameter: Parameter, num_shards: int) -> int:

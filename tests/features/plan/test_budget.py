@@ -1,7 +1,7 @@
 import pytest
 
 from mindswap.errors import PlanError
-from mindswap.features.plan import budget_warning, find_budget, make_problem
+from mindswap.features.plan import budget_warning, find_budget, make_plan, make_problem
 from mindswap.features.step import Step
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.cost_table import CostTable
@@ -100,3 +100,15 @@ def test_a_budget_above_the_memory_of_the_device_is_refused_before_anything_is_p
     with pytest.raises(PlanError, match=r"memory: 73.0 GiB is more than the 61.0 GiB of the device\n *allowed: up to"):
         find_budget(step(), "73GiB")
     assert find_budget(step(), "60GiB") == (60 * GIB, "")
+
+
+def test_a_plan_fits_with_the_fragments_of_its_own_replay_in_the_pool():
+    planned = step(fragments="0.09")
+    kept = planned.model.simulate(Policy())
+    kept_bytes = max(planned.model.actual_peaks_bytes(kept))
+    assert kept_bytes > kept.peak_bytes
+    for budget_bytes in (kept_bytes, kept_bytes * 9 // 10):
+        plan = make_plan(planned, budget_bytes)
+        simulated = planned.model.simulate(plan.policy)
+        assert plan.fits and max(planned.model.actual_peaks_bytes(simulated)) <= budget_bytes
+        assert "fragments of the pool, which maps no pages" in plan.budget_source
