@@ -4,17 +4,21 @@ import contextlib
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindswap.config.nodes import Document
+from mindswap.config.pipeline_layout import read_pipeline
 from mindswap.config.render import block_lines, document_from_data, inline_text, is_inline
 from mindswap.errors import LaunchError
 from mindswap.files import package_data, read_limited, write_new
-from mindswap.policy.equivalence import policy_sections, truncated_policy
 from mindswap.policy.formats.mindformers1.read import NUM_LAYERS_KEYS
-from mindswap.policy.model import Policy
+from mindswap.policy.formats.mindformers1.truncate import (
+    truncated_layer_classes,
+    truncated_offset,
+    truncated_sections,
+)
 from mindswap.simulator.cost.device_file import read_cost_settings
 
 SPEED_UP = "parallel_speed_up_json_path"
@@ -103,16 +107,18 @@ def format_config(config: Mapping[str, Any], comment: str) -> str:
 
 def run_config(
     document: Document,
-    policy: Policy,
+    num_layers: int,
     wanted: RunOptions,
     kept: Sequence[int] | None,
     make_data: MakeData,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Derive a configuration as `derive`, with absolute paths and optionally with fewer layers.
 
+    A truncated model has the same keys; only counts and indices of layers differ.
+
     Args:
         document: the user's configuration.
-        policy: its policy, in layer indices.
+        num_layers: layers of the full model.
         wanted: see `derive`.
         kept: layers of the full model that the layers of the truncated one represent; None for all layers.
         make_data: see `derive`.
@@ -125,15 +131,18 @@ def run_config(
     """
     config, changes = derive(with_absolute_paths(_read_config(document), Path.cwd()), wanted, make_data)
     if kept is not None:
-        # Layer indices need `swap: True`, also if only recompute is set.
-        cut = replace(truncated_policy(policy, tuple(kept)), is_swap_enabled=True)
-        config |= policy_sections(cut, config, len(kept))
+        config |= truncated_sections(document, num_layers, kept)
+        model_config = config["model"]["model_config"]
+        model_config |= truncated_layer_classes(model_config, kept)
+        offset = truncated_offset(read_pipeline(document), num_layers, kept)
+        if offset or "offset" in model_config:
+            model_config["offset"] = offset
     return config, changes
 
 
 def write_backend_config(
     document: Document,
-    policy: Policy,
+    num_layers: int,
     num_ranks: int,
     kept: Sequence[int] | None,
     make_data: MakeData,
@@ -144,7 +153,7 @@ def write_backend_config(
 
     Args:
         document: the user's configuration.
-        policy: its policy, in layer indices.
+        num_layers: layers of the full model.
         num_ranks: ranks of the parallel training; 1 without parallelism.
         kept: see `run_config`.
         make_data: see `derive`.
@@ -159,9 +168,8 @@ def write_backend_config(
     """
     _require_speed_up(document)
     folder.mkdir(parents=True)
-    num_layers = None if kept is None else len(kept)
-    wanted = RunOptions(1, num_ranks, num_layers, num_micro_batches, is_profiled=False)
-    config, changes = run_config(document, policy, wanted, kept, make_data)
+    wanted = RunOptions(1, num_ranks, None if kept is None else len(kept), num_micro_batches, is_profiled=False)
+    config, changes = run_config(document, num_layers, wanted, kept, make_data)
     _for_ascend(config, folder)
     path = folder / "dryrun.yaml"
     write_new(path, format_config(config, "Made by mindswap dryrun; changed there:\n" + "\n".join(changes)))

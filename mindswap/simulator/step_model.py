@@ -14,6 +14,7 @@ from mindswap.graph.analysis.saved_tensors import Label
 from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.passes.gather import is_gathering
+from mindswap.policy.formats.mindformers1.truncate import truncated_offset
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import has_swaps, layer_key, with_recompute_only
 from mindswap.simulator.captured_step import CapturedStep, list_caveats
@@ -186,12 +187,14 @@ class StepModel:
         """Return a step model with fewer layers.
 
         Args:
-            layer_indices: indices of the layers of the full model that remain, spread evenly over the stages.
+            layer_indices: indices of the layers of the full model that remain, at least one in each chunk of each stage.
         """
         source = self.layers.source
         layer_map = tuple(source.sample.layer_map[index] for index in layer_indices)
         captured = replace(source, sample=replace(source.sample, layer_map=layer_map))
-        settings = replace(self.settings, pipeline=replace(self.settings.pipeline, offset=0))
+        pipeline = self.settings.pipeline
+        offset = truncated_offset(pipeline, source.num_layers, layer_indices)
+        settings = replace(self.settings, pipeline=replace(pipeline, offset=offset))
         return StepModel(captured, self.costs, settings, self.layers.fixed)
 
     def with_micro_batches(self, num_micro_batches: int) -> "StepModel":

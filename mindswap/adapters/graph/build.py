@@ -29,6 +29,7 @@ from mindswap.config.step_settings import DEFAULT_SEQ_LENGTHS
 from mindswap.config.weight_sharding import RankPlacement
 from mindswap.errors import GraphError
 from mindswap.policy.formats.mindformers1.read import NUM_LAYERS_KEYS
+from mindswap.policy.formats.mindformers1.truncate import truncated_layer_classes
 from mindswap.policy.model import Policy
 from mindswap.runtime.text.samples import TAKES_COLUMNS
 
@@ -221,24 +222,9 @@ def _truncate_layers(config, layers: Sequence[int]) -> int:
     keys = [key for key in NUM_LAYERS_KEYS if key in model]
     before = max((model[key] for key in keys), default=len(layers))
     model.update(dict.fromkeys(keys, len(layers)))
-    _truncate_layer_kinds(model, layers)
+    model.update(truncated_layer_classes(model, layers))
     _keep_single_stage(config)
     return before
-
-
-def _truncate_layer_kinds(model, layers: Sequence[int]) -> None:
-    """Adapt the settings that determine which layers have experts to the remaining layers.
-
-    The first `first_k_dense_replace` layers have none; `moe_layer_freq` is the distance between layers with experts, or
-    a list of 0 and 1.
-    """
-    num_dense, frequency = model.get("first_k_dense_replace"), model.get("moe_layer_freq")
-    if num_dense:
-        model.first_k_dense_replace = sum(index < num_dense for index in layers)
-    if isinstance(frequency, int) and frequency > 1:
-        frequency = [int(index % frequency == 0) for index in range(max(layers) + 1)]
-    if isinstance(frequency, list) and len(frequency) > max(layers):
-        model.moe_layer_freq = [frequency[index] for index in layers]
 
 
 def _stage_arguments(config) -> dict[str, Any]:

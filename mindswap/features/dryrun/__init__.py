@@ -1,43 +1,48 @@
 """`mindswap dryrun`: one training step on MindSpore's Ascend backend without a card, to measure memory.
 
-Each pipeline stage runs on one rank. Long models run at two short depths, and their memory is extrapolated linearly to
-all layers. The step is also simulated, and reports compare both.
+Each pipeline stage runs on one rank, with all layers. Where that takes long, two reduced models run instead and their
+memory is extrapolated, provided that the simulator can extrapolate from the same models. The step is also simulated,
+and reports compare both.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from mindswap.adapters.mindrecord import SYNTHETIC_NAME, write_synthetic_data
 from mindswap.config.nodes import Document
 from mindswap.config.step_settings import StepSettings, read_step_settings
-from mindswap.errors import GraphError, LaunchError, MindswapError, SimulationError
-from mindswap.features.dryrun.backend import StatusCallback, run_rank
+from mindswap.errors import GraphError, LaunchError, SimulationError
+from mindswap.features.dryrun.backend import StatusCallback
 from mindswap.features.dryrun.cann_stand_ins import has_cann, stub_libraries
-from mindswap.features.dryrun.depths import DryRunOptions, ShortModel, choose_depths, choose_micro_batches, short_model
+from mindswap.features.dryrun.depths import (
+    MAX_EXACT_LAYERS,
+    MAX_EXACT_S,
+    DryRunOptions,
+    ReducedModel,
+    Reduction,
+    choose_micro_batches,
+    choose_reduction,
+    full_model,
+    layer_classes_of,
+    requested_models,
+    requested_reduction,
+)
 from mindswap.features.dryrun.memory_pool import DryRun
 from mindswap.features.dryrun.page import standalone_curve
+from mindswap.features.dryrun.rank_runs import RankRun, RankRuns, run_folder
 from mindswap.features.dryrun.report import dry_run_to_json, format_dry_run
-from mindswap.features.dryrun.stage_runs import DryRunReport, stage_run
+from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun, stage_run
 from mindswap.features.simulate import LoadedStep
-from mindswap.files import make_fresh
-from mindswap.graph.capture_cache import make_key, open_samples_cache
 from mindswap.policy.formats.mindformers2.tables import refuse_pynative
+from mindswap.policy.model import Policy
 from mindswap.report.html import in_notebook
 from mindswap.rules.checker import check_document, policy_of, require_num_layers
 from mindswap.rules.machine.software import require_mindformers
-from mindswap.runtime.short_run import SyntheticData, write_backend_config
-from mindswap.runtime.text.samples import data_columns, vocabulary_size
 from mindswap.simulator.cost.budget import budget_of_device
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.report_data import SimulationReport
-from mindswap.system.disk_cache import cached_folder
-from mindswap.system.scratch import scratch_folder
+from mindswap.units import format_count
 
 __all__ = [
     "DryRun", "DryRunOptions", "DryRunReport", "StatusCallback", "StepDryRun", "dry_run_step", "dry_run_to_json",
@@ -48,8 +53,6 @@ NOT_INLINED_NOTE = (
     "MindSpore does not build this as it does by default (The pointer[ker_ptr] is null, of a PartialInline that is "
     "left): ran with MS_DEV_RUNTIME_CONF=switch_inline:False; a card may need that, too"
 )
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,138 +111,177 @@ def run_stages(
     num_layers = require_num_layers(document, checked.num_layers, "a dry run: ")
     require_mindformers()
     settings = read_step_settings(document)
-    num_stages = settings.pipeline.num_stages
     ranks = options.ranks or first_ranks(settings)
     if wrong := [rank for rank in ranks if not 0 <= rank < settings.num_cards]:
         allowed = f"0 to {settings.num_cards - 1}, the ranks of the configuration"
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
-    full, load_once, reasons = short_model(settings, num_layers), cache(load) if load else None, dict[str, None]()
-
-    @cache
-    def simulate(layer_indices: tuple[int, ...] | None, count: int | None) -> SimulationReport | None:
-        try:
-            return load_once().truncated(layer_indices, count).simulate().report() if load_once else None
-        except (GraphError, SimulationError) as error:
-            reasons[f"not simulated: {str(error).splitlines()[0]}"] = None
-            return None
-
+    full = full_model(settings, num_layers)
+    requested = requested_models(settings, num_layers, options.layers)
+    simulation = _Simulation(load)
     count = None
     if not options.is_full and document.count("micro_batch_interleave_num") == 1:
-        count = choose_micro_batches(settings, num_layers, lambda number: simulate(None, number))
-    chosen = choose_depths(
-        options,
-        settings,
-        num_layers,
-        policy,
-        simulate=lambda indices: simulate(indices, None if indices is None else count),
-        has_few_micro_batches=count is not None,
-    )
-    models = chosen.models
-    is_truncated = len(models) == 1 and models[0] != full  # then nothing is extrapolated or compared
-    with _run_folder(options.folder) as folder:
-        files = {
-            model: write_backend_config(
-                document,
-                policy,
-                settings.num_cards,
-                None if model == full else model.layer_indices,
-                _cached_samples,
-                folder / f"layers_{model.num_layers}",
-                count,
-            )
-            for model in models
-        }
+        count = choose_micro_batches(settings, num_layers, lambda number: simulation.simulate(None, number))
+    with run_folder(options.folder) as folder:
+        runs = RankRuns(document, settings, full, count, options.num_jobs, report_status, folder)
+        chosen = _Choice(options, runs, policy, simulation, counts_fragments).choose(requested)
         if not has_cann():
             report_status("making stand-ins for CANN, or taking those that are there")
             stub_libraries()
-
-        def run(task: tuple[ShortModel, int], report_task_status: StatusCallback, stop: Callable[[], bool]) -> DryRun:
-            model, rank = task
-            name, file = f"{model.num_layers} of {num_layers} layers, rank {rank}", files[model]
-            rank_folder = file.with_name(f"rank_{rank}")
-            dry_run = run_rank(
-                file, rank_folder, rank, settings.num_cards, lambda line: report_task_status(f"{name}: {line}"), stop
-            )
-            report_task_status(f"{name}: peak {dry_run.used_peak_bytes >> 20} MiB, {dry_run.wall_s:.0f} s")
-            return dry_run
-
-        # The longest model first: with several processes it determines the total time.
-        tasks = [(model, rank) for model in reversed(models) for rank in ranks]
+        is_truncated = len(requested) == 1 and requested[0] != full  # then nothing is extrapolated or compared
         try:
-            dry_runs, simulated = _run_concurrently(
-                tasks, run, options.num_jobs, report_status, lambda: None if is_truncated else simulate(None, None)
-            )
+            simulated = _run(runs, ranks, chosen, lambda: None if is_truncated else simulation.simulate(None, None))
         except LaunchError as error:  # the simulation often fails for the same reason
-            raise LaunchError("\n    ".join([str(error), *reasons])) from error
-    size = settings.num_cards // num_stages
-    stages = []
-    for rank in ranks:
-        stage = rank // size
-        runs = {model.stage_layers[stage]: dry_runs[model, rank] for model in models}
-        line_error_bytes = chosen.line_errors_bytes[stage] if chosen.line_errors_bytes else None
-        stages.append(stage_run(stage, full.stage_layers[stage], runs, line_error_bytes))
+            raise LaunchError("\n    ".join([str(error), *simulation.reasons])) from error
+    stages = tuple(_stage_run(runs, rank, chosen.reduction) for rank in ranks)
+    # Fragmentation is not extrapolated, so there is no verdict on it.
+    lacks_fragments = counts_fragments and any(stage.actual_peak_bytes is None for stage in stages)
     return StepDryRun(
         title=title or Path(document.file).stem,
-        stages=tuple(stages),
+        stages=stages,
         simulated=simulated,
         num_layers=num_layers,
-        depths=tuple(model.num_layers for model in models),
-        budget_bytes=None if is_truncated else budget_bytes,
+        depths=tuple(sorted({run.model.num_layers for run in runs.results})),
+        budget_bytes=None if is_truncated or lacks_fragments else budget_bytes,
         has_cann=has_cann(),
         counts_fragments=counts_fragments,
         margin_permille=margin_permille,
         notes=(
-            *_notes(models, num_layers, chosen.caveat, count, settings.num_micro_batches),
-            *([NOT_INLINED_NOTE] if any(not run.is_inlined for run in dry_runs.values()) else []),
-            *reasons,
+            *chosen.notes,
+            *_notes(count, settings.num_micro_batches),
+            *([NOT_INLINED_NOTE] if any(not run.is_inlined for run in runs.results.values()) else []),
+            *simulation.reasons,
         ),
     )
 
 
-def _run_concurrently(
-    tasks: Sequence[T],
-    run: Callable[[T, StatusCallback, Callable[[], bool]], DryRun],
-    num_jobs: int,
-    report_status: StatusCallback,
-    meanwhile: Callable[[], R],
-) -> tuple[dict[T, DryRun], R]:
-    """Run tasks in threads, and `meanwhile` in this thread.
+@dataclass(eq=False)
+class _Simulation:
+    """The simulated step, loaded and simulated when it is needed, and the reasons why it cannot be simulated."""
 
-    `meanwhile` starts after the first task has started its process: it may compile a network, which blocks all other
-    threads.
+    load: Callable[[], LoadedStep] | None
+    reasons: dict[str, None] = field(default_factory=dict)
+    _step: LoadedStep | None = None
+    _reports: dict[tuple[tuple[int, ...] | None, int | None], SimulationReport | None] = field(default_factory=dict)
 
-    Args:
-        tasks: arguments of `run`.
-        run: runs a task; called with the task, a status callback, and a function that returns whether to stop.
-        num_jobs: number of threads.
-        report_status: called with one line of progress.
-        meanwhile: called once.
+    def step(self) -> LoadedStep | None:
+        """Return the loaded step; None if it cannot be simulated."""
+        if self._step is None and self.load is not None and not self.reasons:
+            try:
+                self._step = self.load()
+            except (GraphError, SimulationError) as error:
+                self._add_reason(error)
+        return self._step
 
-    Returns:
-        The result of each task, and that of `meanwhile`.
-    """
-    is_stopped, is_started = threading.Event(), threading.Event()
+    def simulate(self, layer_indices: tuple[int, ...] | None, count: int | None) -> SimulationReport | None:
+        """Simulate the step with some layers and micro-batches, or all of them (None); None if it is not possible."""
+        key, step = (layer_indices, count), self.step()
+        if key not in self._reports and step is not None:
+            try:
+                self._reports[key] = step.truncated(layer_indices, count).simulate().report()
+            except (GraphError, SimulationError) as error:
+                self._add_reason(error)
+        return self._reports.get(key)
 
-    def report_task_status(line: str) -> None:
-        report_status(line)
-        is_started.set()
+    def _add_reason(self, error: Exception) -> None:
+        self.reasons[f"not simulated: {str(error).splitlines()[0]}"] = None
 
-    def run_task(task: T) -> DryRun:
-        try:
-            return run(task, report_task_status, is_stopped.is_set)
-        finally:
-            is_started.set()
 
-    with ThreadPoolExecutor(num_jobs) as pool:
-        try:
-            results = pool.map(run_task, tasks)  # starts immediately
-            is_started.wait()
-            other_result = meanwhile()
-            return dict(zip(tasks, results, strict=True)), other_result
-        except BaseException:
-            is_stopped.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+class _Chosen(NamedTuple):
+    """Models to run."""
+
+    models: tuple[ReducedModel, ...]  # all ranks run these, but those of long stages if there is a reduction
+    reduction: Reduction | None
+    notes: tuple[str, ...] = ()
+    is_requested: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """Choice of the models to run."""
+
+    options: DryRunOptions
+    runs: RankRuns
+    policy: Policy
+    simulation: _Simulation
+    counts_fragments: bool
+
+    def choose(self, requested: list[ReducedModel]) -> _Chosen:
+        """Return the models to run: those that are requested, all layers, or a reduction for long stages."""
+        full = self.runs.full
+        if requested:
+            reduction = requested_reduction(requested, full, self._simulate)
+            notes = () if reduction or full in requested else (_truncated_note(requested[0], full),)
+            return _Chosen(tuple(requested), reduction, notes, is_requested=True)
+        if self.options.is_full or max(full.stage_layers) <= MAX_EXACT_LAYERS:
+            return _Chosen((full,), None)
+        reduction, reason = self._reduction()
+        if reason:
+            return _Chosen((full,), None, (f"{reason}: all layers were run",))
+        return _Chosen((full,), reduction)
+
+    def _reduction(self) -> tuple[Reduction | None, str]:
+        """Return an accepted reduction, or the reason why there is none."""
+        if self.counts_fragments:
+            return None, "fragmentation cannot be extrapolated"
+        step = self.simulation.step()
+        if step is None:
+            return None, "without a simulation no extrapolation can be checked"
+        self.runs.report_status("simulating reduced models, to choose those to run")
+        layer_classes = layer_classes_of(self.policy, step.model.captured.sample.layer_map)
+        reduction = choose_reduction(self.runs.settings, layer_classes, self._simulate, MAX_EXACT_LAYERS)
+        if reduction is None or reduction.error is None:
+            return None, "no two short models have the layers of each class in the same proportions"
+        models = (reduction.low, reduction.high)
+        if not reduction.is_accepted:
+            depths = " and ".join(str(model.num_layers) for model in models)
+            return None, f"the simulator's best extrapolation, from {depths} layers, is {reduction.error:.1%} off"
+        if not all(self.runs.has_same_policy(model, self.policy) for model in models):
+            return None, "a shorter configuration would swap or recompute differently"
+        return reduction, ""
+
+    def _simulate(self, layer_indices: tuple[int, ...] | None) -> SimulationReport | None:
+        return self.simulation.simulate(layer_indices, None if layer_indices is None else self.runs.num_micro_batches)
+
+
+def _run(
+    runs: RankRuns, ranks: tuple[int, ...], chosen: _Chosen, simulate: Callable[[], SimulationReport | None]
+) -> SimulationReport | None:
+    """Run all ranks; first the reduced models, if there are any, and then all layers where that does not take long."""
+    reduction = chosen.reduction
+    if reduction is None or chosen.is_requested:
+        return runs.run([RankRun(model, rank) for model in chosen.models for rank in ranks], simulate)
+    long_ranks = [rank for rank in ranks if runs.full.stage_layers[runs.stage_of(rank)] > MAX_EXACT_LAYERS]
+    tasks = [RankRun(model, rank) for model in (reduction.low, reduction.high) for rank in long_ranks]
+    simulated = runs.run([*tasks, *(RankRun(runs.full, rank) for rank in ranks if rank not in long_ranks)], simulate)
+    times_s = {}
+    for rank in long_ranks:
+        low, high = (runs.results[RankRun(model, rank)] for model in (reduction.low, reduction.high))
+        times_s[rank] = reduction.estimated_s(low.cpu_s, high.cpu_s)
+        verdict = "run" if times_s[rank] <= MAX_EXACT_S else "extrapolated"
+        runs.report_status(f"all {runs.full.num_layers} layers, rank {rank}: about {times_s[rank]:.0f} s, so {verdict}")
+    runs.run([RankRun(runs.full, rank) for rank in long_ranks if times_s[rank] <= MAX_EXACT_S], lambda: None)
+    return simulated
+
+
+def _stage_run(runs: RankRuns, rank: int, reduction: Reduction | None) -> StageRun:
+    stage = runs.stage_of(rank)
+    by_layers: dict[int, DryRun] = {
+        task.model.stage_layers[stage]: dry_run for task, dry_run in runs.results.items() if task.rank == rank
+    }
+    return stage_run(stage, runs.full.stage_layers[stage], by_layers, reduction)
+
+
+def _truncated_note(model: ReducedModel, full: ReducedModel) -> str:
+    return (
+        f"{model.num_layers} of {full.num_layers} layers were run: all figures are of those alone, and nothing is "
+        "compared"
+    )
+
+
+def _notes(count: int | None, num_micro_batches: int) -> tuple[str, ...]:
+    if count is None:
+        return ()
+    return (f"{format_count(count, 'micro-batch')} of {num_micro_batches} ran: the simulated peaks are the same",)
 
 
 def memory_limits(device: Device) -> MemoryLimits:
@@ -258,50 +300,6 @@ def dry_run_step(
     return run_stages(step.document, options, report_status, step.title, lambda: step, *limits)
 
 
-def _cached_samples(document: Document) -> SyntheticData:
-    """Write synthetic training data, or take it from the cache: the writer needs five seconds to start."""
-    settings, columns = read_step_settings(document), data_columns(document)
-    num_samples = settings.num_tokens // settings.seq_length
-    key = make_key(
-        seq_length=settings.seq_length, num_samples=num_samples, size=vocabulary_size(document), columns=columns
-    )
-    folder = cached_folder(
-        open_samples_cache(), "samples", key, lambda folder: write_synthetic_data(folder, document, 1)
-    )
-    return SyntheticData(str(folder / SYNTHETIC_NAME), columns)
-
-
-@contextmanager
-def _run_folder(requested: Path | None) -> Iterator[Path]:
-    """Yield the requested folder, or a scratch folder, which is kept after a failure because of its log."""
-    if requested is None:
-        with scratch_folder("dryrun", kept_on=(MindswapError,)) as folder:
-            yield folder
-    else:
-        make_fresh(requested)
-        yield requested.absolute()  # capturing the network for the simulation changes the working directory
-
-
 def first_ranks(settings: StepSettings) -> tuple[int, ...]:
     """Return the first rank of each pipeline stage."""
     return tuple(range(0, settings.num_cards, settings.num_cards // settings.pipeline.num_stages))
-
-
-def _notes(
-    models: Sequence[ShortModel], num_layers: int, caveat: str, count: int | None, num_micro_batches: int
-) -> tuple[str, ...]:
-    notes = []
-    depths = " and ".join(str(model.num_layers) for model in models)
-    if models[-1].num_layers == num_layers:
-        pass
-    elif len(models) == 1:
-        notes.append(
-            f"{depths} of {num_layers} layers were run: all figures are of those alone, and nothing is compared"
-        )
-    else:
-        notes.append(f"{depths} of {num_layers} layers were run: the figures are on the straight line through them")
-        if caveat:
-            notes.append(f"layers differ in what they swap and recompute; {caveat}: --full runs all of them")
-    if count is not None:
-        notes.append(f"{count} of {num_micro_batches} micro-batches were run: the simulated peaks are the same")
-    return tuple(notes)

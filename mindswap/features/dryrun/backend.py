@@ -1,11 +1,13 @@
 """Child processes of a dry run: one per rank, each runs `mindswap run` on MindSpore's Ascend backend."""
 
 import contextlib
+import os
 import resource
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from mindswap.errors import LaunchError
@@ -18,9 +20,13 @@ from mindswap.system.scratch import plain_name
 
 POLL_S = 0.2
 STACK_BYTES = 2**26  # with 1 GiB per thread, no host memory was left for copies
-MAX_S = 1800.0
+MAX_S = 7200.0
+# Without a new phase, the current one is reported again after so long.
+REPEAT_S = 25.0
 # Workaround for MindSpore 2.9.0: with layer_swap, some graphs are not inlined, and there is no kernel for the call.
 NOT_INLINED = {"MS_DEV_RUNTIME_CONF": "switch_inline:False"}
+# Logged by MindFormers when the network is built.
+STARTED, BUILDING = "Starting Training Model", "building the network"
 INLINE_FAULT = "The pointer[ker_ptr] is null"
 StatusCallback = Callable[[str], None]  # called with one line of progress
 
@@ -95,12 +101,12 @@ def _run_rank(
         streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
         command = module_command("mindswap", "run", *words, first=first)
         with started(command, variables, cwd=folder, **streams) as process:
-            code = _wait(process, log, report_status, lambda: stop() or time.monotonic() - begin_s > max_s)
+            ended = _wait(process, log, report_status, lambda: stop() or time.monotonic() - begin_s > max_s)
     wall_s = time.monotonic() - begin_s
     log.stat()  # raises OSError if the folder was deleted
-    if code == 0:
-        return read_rank(folder, rank, wall_s, is_inlined)
-    message = _failure_message(code, folder, rank, wall_s)
+    if ended.code == 0:
+        return read_rank(folder, rank, wall_s, is_inlined, ended.cpu_s)
+    message = _failure_message(ended.code, folder, rank, wall_s)
     if INLINE_FAULT not in message or not is_inlined:
         raise LaunchError(message)
     report_status("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
@@ -153,21 +159,50 @@ def _simulated_rank(rank: int, num_ranks: int) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True)
+class _Exit:
+    """End of a process."""
+
+    code: int | None  # exit code; None if it was ended
+    cpu_s: float  # CPU time of the process
+
+
 def _wait(
     process: "subprocess.Popen[bytes]", log: Path, report_status: StatusCallback, stop: Callable[[], bool]
-) -> int | None:
-    """Wait for the process and report its progress. Returns the exit code; None if `stop` ended the wait."""
-    last_status = ""
+) -> _Exit:
+    """Wait for the process and report its progress: each phase, and the current one every `REPEAT_S` seconds."""
+    last_status, cpu_s = "", 0.0
+    begin_s = reported_s = time.monotonic()
     while (code := process.poll()) is None:
+        cpu_s = max(cpu_s, _read_cpu_s(process.pid))
         time.sleep(POLL_S)
         if stop():
-            return None
-        step = find_last_step(read_tail(log))
-        status = f"step {step}" if step else "compiling"
+            return _Exit(None, cpu_s)
+        status, now_s = find_phase(read_tail(log)) or last_status or BUILDING, time.monotonic()
         if status != last_status:
-            last_status = status
             report_status(status)
-    return code
+        elif now_s - reported_s > REPEAT_S:
+            report_status(f"{status}, {now_s - begin_s:.0f} s")
+        else:
+            continue
+        last_status, reported_s = status, now_s
+    return _Exit(code, cpu_s)
+
+
+def find_phase(lines: list[str]) -> str:
+    """Return what a training does, from the last lines of its log: `compiling` or `step 1/2`; "" before that."""
+    if step := find_last_step(lines):
+        return f"step {step}"
+    return "compiling" if any(STARTED in line for line in lines) else ""
+
+
+def _read_cpu_s(pid: int) -> float:
+    """Return the CPU time of a process so far in seconds; 0 if the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _failure_message(code: int | None, folder: Path, rank: int, wall_s: float) -> str:

@@ -1,26 +1,33 @@
-"""Depths of a dry run: how many layers and micro-batches run of a long model, and the error of the extrapolation."""
+"""Depths of a dry run: all layers, or two reduced models to extrapolate from; and the number of micro-batches.
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+A reduction keeps each layer in its chunk of its pipeline stage. From the first model to the second, and from the second
+to the full one, the layers of each class increase by the same numbers in each chunk, or by a multiple of them.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
+from mindswap.config.pipeline_layout import Cell
 from mindswap.config.step_settings import StepSettings
 from mindswap.errors import LaunchError
+from mindswap.features.dryrun.phases import extrapolate_peak, find_simulated_phase_peaks
 from mindswap.policy.equivalence import retained_layers
 from mindswap.policy.model import ENTRY_FIELDS, Policy
 from mindswap.simulator.layout import build_stage_layout
 from mindswap.simulator.report_data import SimulationReport
 
-# Default limit of the layers of a stage; half as many per chunk if there are several stages or chunks.
-MAX_SHORT_LAYERS = 6
+# Stages with at most this many layers run all of them.
+MAX_EXACT_LAYERS = 16
+# All layers run if that takes at most this long, extrapolated from the reduced models.
+MAX_EXACT_S = 180.0
+# A reduction is used only if the simulated extrapolation is closer than this to the simulated full model.
+MAX_ERROR = 0.01
+# Of the reductions with the fewest layers, so many are simulated to find one.
+NUM_CANDIDATES = 8
 # With more micro-batches than this, fewer are run if their simulated peaks are the same within the tolerance: a step
 # with many takes long, and MindSpore compiles distant swaps only up to `MAX_INLINED_MICRO_BATCHES`.
 MAX_MICRO_BATCHES, PEAK_TOLERANCE = 32, 1e-3
-# Default limit of the layers of all stages together if fewer micro-batches are run.
-MAX_LAYERS_FEW_MICRO_BATCHES = 24
 # Simulates the step with these layers of the model, or with all of them (None); None if it cannot be simulated.
 Simulate = Callable[[tuple[int, ...] | None], SimulationReport | None]
 
@@ -45,7 +52,7 @@ class DryRunOptions:
 
 
 @dataclass(frozen=True)
-class ShortModel:
+class ReducedModel:
     """A model with some of the layers, or with all of them.
 
     Attributes:
@@ -62,44 +69,174 @@ class ShortModel:
         return len(self.layer_indices)
 
 
-class ChosenDepths(NamedTuple):
-    """Models to run.
+@dataclass(frozen=True)
+class Reduction:
+    """Two reduced models to extrapolate from.
 
     Attributes:
-        models: the full model, one short model, or two to extrapolate from, shortest first.
-        caveat: uncertainty of the extrapolation in words; "" if there is none.
-        line_errors_bytes: per stage, the simulated peak of the full model minus the peak that is extrapolated from the
-            simulated short models; empty if it was not simulated.
+        low: the model with fewer layers.
+        high: the model with more layers.
+        num_steps: how many times the difference of the two is missing in the second one; a fraction only if requested.
+        error: largest error of a stage when the simulated models are extrapolated, as a fraction of its simulated peak;
+            None if they were not simulated.
     """
 
-    models: list[ShortModel]
-    caveat: str = ""
-    line_errors_bytes: tuple[int, ...] = ()
+    low: ReducedModel
+    high: ReducedModel
+    num_steps: float
+    error: float | None = None
+
+    @property
+    def is_accepted(self) -> bool:
+        """Return whether the error is known and small."""
+        return self.error is not None and self.error < MAX_ERROR
+
+    def estimated_s(self, low_s: float, high_s: float) -> float:
+        """Return the time of the full model in seconds, from those of the reduced models."""
+        return high_s + max(0.0, high_s - low_s) * self.num_steps
 
 
-class LineError(NamedTuple):
-    """Error of the linear extrapolation in the simulation.
+def full_model(settings: StepSettings, num_layers: int) -> ReducedModel:
+    """Return the model with all layers."""
+    cells = list(settings.pipeline.layout(num_layers).cells())
+    return _model(cells, [cell.layers for cell in cells], settings.pipeline.num_stages)
 
-    Attributes:
-        num_mixed_stages: stages whose three peaks are not in the same part of the step.
-        max_fraction: largest error of a stage as a fraction of its peak.
-        stage_bytes: error of each stage in bytes.
+
+def requested_models(settings: StepSettings, num_layers: int, requested: Sequence[int]) -> list[ReducedModel]:
+    """Return models with the requested numbers of layers, each spread evenly over stages and chunks, shortest first.
+
+    Raises:
+        LaunchError: a number of layers cannot be distributed evenly over stages and chunks.
     """
+    cells = list(settings.pipeline.layout(num_layers).cells())
+    limit = min(len(cell.layers) for cell in cells) * len(cells)
+    models = []
+    for number in sorted(requested):
+        if number == num_layers:
+            models.append(full_model(settings, num_layers))
+            continue
+        if number % len(cells) or number > limit:
+            multiple = f"a multiple of {len(cells)} up to {limit}" if len(cells) > 1 else f"1 to {limit}"
+            raise LaunchError(
+                f"--layers {number}: every stage and chunk needs as many layers\n"
+                f"    allowed: {multiple}, or {num_layers}, which is all of them"
+            )
+        count = number // len(cells)
+        kept = [[cell.layers[index] for index in retained_layers(len(cell.layers), count)] for cell in cells]
+        models.append(_model(cells, kept, settings.pipeline.num_stages))
+    return models
 
-    num_mixed_stages: int
-    max_fraction: float
-    stage_bytes: tuple[int, ...]
+
+def requested_reduction(models: Sequence[ReducedModel], full: ReducedModel, simulate: Simulate) -> Reduction | None:
+    """Return two requested models as a reduction; None if there is one, or one is the full model."""
+    if len(models) < 2 or full in models:
+        return None
+    low, high = models
+    num_steps = (full.num_layers - high.num_layers) / (high.num_layers - low.num_layers)
+    return _with_error(Reduction(low, high, num_steps), simulate)
 
 
-def short_model(settings: StepSettings, num_layers: int, per_chunk: int | None = None) -> ShortModel:
-    """Return a model with the same number of layers in each chunk of each stage; None for all layers."""
-    layer_indices: list[int] = []
-    stage_layers = [0] * settings.pipeline.num_stages
-    for cell in settings.pipeline.layout(num_layers).cells():
-        count = len(cell.layers) if per_chunk is None else per_chunk
-        layer_indices += [cell.layers[i] for i in retained_layers(len(cell.layers), count)] if count else []
-        stage_layers[cell.stage] += count
-    return ShortModel(tuple(layer_indices), tuple(stage_layers))
+def choose_reduction(
+    settings: StepSettings, layer_classes: Sequence[Hashable], simulate: Simulate, num_long_layers: int
+) -> Reduction | None:
+    """Return the reduction with the fewest layers whose simulated error is accepted, else the best of them.
+
+    Args:
+        settings: settings of the step.
+        layer_classes: class of each layer of the full model.
+        simulate: simulates a model.
+        num_long_layers: every stage with more layers must differ in the two models.
+
+    Returns:
+        The reduction; None if there is none.
+    """
+    best: Reduction | None = None
+    reductions = find_reductions(settings, layer_classes, num_long_layers)
+    for reduction in sorted(reductions, key=lambda each: each.low.num_layers + each.high.num_layers)[:NUM_CANDIDATES]:
+        candidate = _with_error(reduction, simulate)
+        if candidate.is_accepted:
+            return candidate
+        if best is None or (candidate.error is not None and candidate.error < (best.error or 1.0)):
+            best = candidate
+    return best
+
+
+def find_reductions(
+    settings: StepSettings, layer_classes: Sequence[Hashable], num_long_layers: int = 0
+) -> Iterator[Reduction]:
+    """Yield reductions with the same increments of each layer class in each chunk; arguments as `choose_reduction`."""
+    cells = [cell for cell in settings.pipeline.layout(len(layer_classes)).cells() if cell.layers]
+    groups = [_group_layers(cell.layers, layer_classes) for cell in cells]
+    full = full_model(settings, len(layer_classes))
+    min_layers = 2 if len(cells) == 1 else 1
+    known = set()
+    for num_increments in range(2, max(len(cell.layers) for cell in cells)):
+        models = []
+        for number in range(num_increments):
+            kept = [
+                _keep(group, cell.layers, num_increments, number) for cell, group in zip(cells, groups, strict=True)
+            ]
+            if min(map(len, kept)) >= min_layers:
+                models.append(_model(cells, kept, settings.pipeline.num_stages))
+            if len(models) == 2:
+                break
+        else:
+            continue
+        low, high = models
+        stages = zip(low.stage_layers, high.stage_layers, full.stage_layers, strict=True)
+        is_growing = all(few < more or total <= num_long_layers for few, more, total in stages)
+        if is_growing and 2 * (low.num_layers + high.num_layers) <= full.num_layers and (low, high) not in known:
+            known.add((low, high))
+            yield Reduction(low, high, num_increments - number)
+
+
+def _group_layers(layers: Iterable[int], layer_classes: Sequence[Hashable]) -> Mapping[Hashable, list[int]]:
+    groups: dict[Hashable, list[int]] = {}
+    for layer in layers:
+        groups.setdefault(layer_classes[layer], []).append(layer)
+    return groups
+
+
+def _keep(
+    groups: Mapping[Hashable, Sequence[int]], layers: Sequence[int], num_increments: int, number: int
+) -> list[int]:
+    """Return the layers of a chunk after `number` of `num_increments` increments up to the full model."""
+    kept: list[int] = []
+    for group in groups.values():
+        increment, rest = divmod(len(group), num_increments)
+        count = rest + number * increment
+        is_last = count == 1 and group[-1] == layers[-1] and group[0] != layers[0]
+        kept += [group[-1]] if is_last else [group[index] for index in retained_layers(len(group), count)]
+    return sorted(kept)
+
+
+def _model(cells: Sequence[Cell], kept: Sequence[Sequence[int]], num_stages: int) -> ReducedModel:
+    stage_layers = [0] * num_stages
+    for cell, layers in zip(cells, kept, strict=True):
+        stage_layers[cell.stage] += len(layers)
+    return ReducedModel(tuple(layer for layers in kept for layer in layers), tuple(stage_layers))
+
+
+def _with_error(reduction: Reduction, simulate: Simulate) -> Reduction:
+    """Return the reduction with the error of its simulated extrapolation."""
+    low, high, full = (
+        simulate(indices) for indices in (reduction.low.layer_indices, reduction.high.layer_indices, None)
+    )
+    if low is None or high is None or full is None:
+        return reduction
+    errors = []
+    for stage in range(len(full.stages)):
+        low_peaks, high_peaks, full_peaks = (find_simulated_phase_peaks(each, stage) for each in (low, high, full))
+        full_bytes = max(peak.live_bytes for peak in full_peaks.values())
+        errors.append(extrapolate_peak(low_peaks, high_peaks, reduction.num_steps).peak_bytes / full_bytes - 1)
+    return Reduction(reduction.low, reduction.high, reduction.num_steps, max(map(abs, errors)))
+
+
+def layer_classes_of(policy: Policy, layer_map: Sequence[int]) -> list[Hashable]:
+    """Return the class of each layer: its compiled representative, and the entries of the policy that list it."""
+    layer_sets = [entry.layers for name in ENTRY_FIELDS for entry in getattr(policy, name)]
+    layer_sets += [policy.layer_recompute, policy.output_recompute]
+    return [(number, tuple(layer in layers for layers in layer_sets)) for layer, number in enumerate(layer_map)]
 
 
 def choose_micro_batches(
@@ -128,108 +265,3 @@ def choose_micro_batches(
         if all(abs(short.peak_bytes - full.peak_bytes) <= PEAK_TOLERANCE * full.peak_bytes for full, short in pairs):
             return count
     return None
-
-
-def choose_depths(
-    options: DryRunOptions,
-    settings: StepSettings,
-    num_layers: int,
-    policy: Policy,
-    simulate: Simulate = lambda indices: None,
-    has_few_micro_batches: bool = False,
-) -> ChosenDepths:
-    """Choose the models to run: those that the options ask for, the full model if it is short, else two short ones.
-
-    The two short models should have layers of each kind in such numbers that linear extrapolation gives those of the
-    full model. If no pair does, the simulation chooses the pair with the smallest extrapolation error.
-
-    Args:
-        options: options of the dry run.
-        settings: settings of the step.
-        num_layers: layers of the full model.
-        policy: layers with the same entries of the policy are of one kind.
-        simulate: simulates a model; called only if no pair fits.
-        has_few_micro_batches: fewer micro-batches are run, so that the models can be longer.
-
-    Raises:
-        LaunchError: the requested number of layers cannot be distributed evenly over stages and chunks.
-    """
-    cells = list(settings.pipeline.layout(num_layers).cells())
-    min_chunk_layers = min(len(cell.layers) for cell in cells)
-    full = short_model(settings, num_layers)
-    if options.layers:
-        limit = min_chunk_layers * len(cells)
-        if wrong := [n for n in options.layers if n != num_layers and (n % len(cells) or n > limit)]:
-            multiple = f"a multiple of {len(cells)} up to {limit}" if len(cells) > 1 else f"1 to {limit}"
-            raise LaunchError(
-                f"--layers {wrong[0]}: every stage and chunk needs as many layers\n"
-                f"    allowed: {multiple}, or {num_layers}, which is all of them"
-            )
-        models = [full if n == num_layers else short_model(settings, num_layers, n // len(cells))
-                  for n in options.layers]  # fmt: skip
-        pairs = [sorted(models, key=lambda model: model.num_layers)]
-    else:
-        limit = MAX_SHORT_LAYERS if len(cells) == 1 else MAX_SHORT_LAYERS // 2
-        if has_few_micro_batches:
-            limit = min(MAX_SHORT_LAYERS, max(limit, MAX_LAYERS_FEW_MICRO_BATCHES // len(cells)))
-        limit = min(limit, min_chunk_layers)
-        if options.is_full or num_layers <= limit * len(cells) or limit < 2:
-            return ChosenDepths([full])
-        min_layers = 2 if len(cells) == 1 else 1
-        models = [short_model(settings, num_layers, n) for n in range(min_layers, limit + 1)]
-        pairs = [[low, high] for high in models for low in models if low.num_layers < high.num_layers]
-    if len(pairs[0]) == 1 or pairs[0][-1] is full:
-        return ChosenDepths(pairs[0])
-    # Of pairs with the same mismatch, the first one: it has the fewest layers.
-    mismatches = [_mismatch(pair, full, policy) for pair in pairs]
-    best = min(range(len(pairs)), key=mismatches.__getitem__)
-    if not mismatches[best]:
-        return ChosenDepths(pairs[best])
-    if (simulated := simulate(None)) is None:
-        return ChosenDepths(pairs[best], f"for {mismatches[best]:.0%} of them the line counts layers of another kind")
-    reports = {model.layer_indices: simulate(model.layer_indices) or simulated for model in chain(*pairs)}
-    errors = [
-        _extrapolation_error(pair, full, [reports[model.layer_indices] for model in pair], simulated) for pair in pairs
-    ]
-    best = min(range(len(pairs)), key=lambda number: (errors[number].num_mixed_stages, errors[number].max_fraction))
-    caveat = f"in the simulation the line is {errors[best].max_fraction:.1%} off the whole model, and corrected by that"
-    return ChosenDepths(pairs[best], caveat, errors[best].stage_bytes)
-
-
-def _extrapolation_error(
-    pair: Sequence[ShortModel],
-    full: ShortModel,
-    reports: Sequence[SimulationReport],
-    simulated: SimulationReport,
-) -> LineError:
-    """Compare the extrapolated peaks of two simulated short models with the simulated full model."""
-    num_mixed_stages, max_fraction, stage_bytes = 0, 0.0, []
-    for stage, full_stage in enumerate(simulated.stages):
-        low, high = (report.stages[stage] for report in reports)
-        moments = (each.moment for each in (low, high, full_stage))
-        num_mixed_stages += len({(moment.phase == "forward", moment.layer < 0) for moment in moments}) > 1
-        num_low, num_high, num_full = (model.stage_layers[stage] for model in (*pair, full))
-        steps = (num_full - num_high) / (num_high - num_low)
-        above_high_bytes = (high.peak_bytes - low.peak_bytes) * steps
-        stage_bytes.append(round(full_stage.peak_bytes - high.peak_bytes - above_high_bytes))
-        max_fraction = max(max_fraction, abs(stage_bytes[-1] / full_stage.peak_bytes))
-    return LineError(num_mixed_stages, round(max_fraction, 3), tuple(stage_bytes))
-
-
-def _mismatch(pair: Sequence[ShortModel], full: ShortModel, policy: Policy) -> float:
-    """Return the fraction of layers that are of another kind in the extrapolation than in the full model."""
-    counts = [_count_layer_classes(model, policy) for model in (*pair, full)]
-    num_low, num_high, num_full = (model.num_layers for model in (*pair, full))
-    steps = (num_full - num_high) / (num_high - num_low)
-    num_wrong = 0.0
-    for layer_class in set[tuple[bool, ...]]().union(*counts):
-        low, high, expected = (count.get(layer_class, 0) for count in counts)
-        num_wrong += abs(high + (high - low) * steps - expected)
-    return round(num_wrong / num_full, 3)
-
-
-def _count_layer_classes(model: ShortModel, policy: Policy) -> Mapping[tuple[bool, ...], int]:
-    """Count layers by the entries of the policy that list them."""
-    layer_sets = [entry.layers for name in ENTRY_FIELDS for entry in getattr(policy, name)]
-    layer_sets += [policy.layer_recompute, policy.output_recompute]
-    return Counter(tuple(layer in layers for layers in layer_sets) for layer in model.layer_indices)

@@ -86,6 +86,7 @@ class DryRun:
         set_lines: the `Set ...` lines of its log.
         wall_s: duration of the dry run in seconds.
         is_inlined: whether the backend inlined conditionals into the graph around them, which is its default.
+        cpu_s: CPU time of the dry run in seconds.
         curve: derived: (tick, live bytes) after each change, by tick.
         peak_tick: derived: tick of the highest live bytes.
     """
@@ -99,6 +100,7 @@ class DryRun:
     set_lines: tuple[str, ...]
     wall_s: float
     is_inlined: bool = True
+    cpu_s: float = 0.0
 
     curve: tuple[tuple[int, int], ...] = field(init=False)
     peak_tick: int = field(init=False)
@@ -176,7 +178,7 @@ class DryRun:
         return [kernel for kernel in self.kernels if kernel.is_prefetch]
 
 
-def read_rank(folder: Path, rank: int, wall_s: float, is_inlined: bool = True) -> DryRun:
+def read_rank(folder: Path, rank: int, wall_s: float, is_inlined: bool = True, cpu_s: float = 0.0) -> DryRun:
     """Read the log and the tables of a rank that ended with exit code 0.
 
     Raises:
@@ -199,6 +201,7 @@ def read_rank(folder: Path, rank: int, wall_s: float, is_inlined: bool = True) -
         set_lines=tuple(line.text for line in log.set_lines),
         wall_s=wall_s,
         is_inlined=is_inlined,
+        cpu_s=cpu_s,
     )
 
 

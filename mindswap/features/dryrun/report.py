@@ -4,11 +4,12 @@ from collections import Counter
 from typing import Any
 
 from mindswap.features.dryrun.memory_pool import CATEGORIES, DryRun, Kernel
-from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun, StepPosition
+from mindswap.features.dryrun.phases import StepPosition
+from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun
 from mindswap.report.problems import escape
 from mindswap.report.simulation_text import describe_budget, describe_moment
 from mindswap.report.tables import NOTHING, attributes, format_table
-from mindswap.units import format_bytes, format_difference
+from mindswap.units import format_bytes, format_count, format_difference
 
 NUM_CELLS = 6
 MIB = 1 << 20
@@ -89,7 +90,7 @@ def category_rows(report: DryRunReport, stage: StageRun, other: StageRun | None)
 
 def _stage_lines(report: DryRunReport, stage: StageRun, other: StageRun | None) -> list[str]:
     run = stage.run
-    lines = [f"rank {run.rank}, peak: {describe_position(stage.position)}"]
+    lines = [f"rank {run.rank}, peak: {describe_position(stage.position)}", f"    {describe_basis(stage)}"]
     if simulated := report.simulated_stage(stage):
         lines.append(f"    simulated peak: {describe_moment(simulated.moment)}")
     lines += [f"    {line}" for line in format_table(*category_rows(report, stage, other)).split("\n")]
@@ -138,8 +139,21 @@ def describe_position(position: StepPosition) -> str:
     return f"{'backward' if position.is_backward else 'forward'}, {where}: {position.operator}"
 
 
-def _mib(size_bytes: int) -> str:
-    return f"{round(size_bytes / MIB)} MiB"
+def describe_basis(stage: StageRun) -> str:
+    """Format how the memory of a stage is known: measured with all layers, or extrapolated, and with what error."""
+    if stage.is_exact:
+        return f"exact: all {format_count(stage.num_layers, 'layer')}"
+    depths = " and ".join(map(str, sorted(stage.runs)))
+    if len(stage.runs) == 1:
+        return f"{depths} of {format_count(stage.num_layers, 'layer')} alone"
+    text = f"extrapolated to {format_count(stage.num_layers, 'layer')} from depths {depths}"
+    if stage.error is None:
+        return f"{text}; not simulated, so the error is unknown"
+    return f"{text}; the simulator's extrapolation of the same depths is {stage.error:.1%} off"
+
+
+def _mib(size_bytes: int | None) -> str:
+    return NOTHING if size_bytes is None else f"{round(size_bytes / MIB)} MiB"
 
 
 def dry_run_to_json(report: DryRunReport) -> dict[str, Any]:
@@ -158,7 +172,9 @@ def _stage_to_json(report: DryRunReport, stage: StageRun) -> dict[str, Any]:
     return {
         "stage": stage.stage,
         "rank": run.rank,
-        **attributes(stage, "num_layers used_peak_bytes actual_peak_bytes"),
+        **attributes(stage, "num_layers used_peak_bytes actual_peak_bytes is_exact"),
+        "basis": describe_basis(stage),
+        "extrapolation_error": stage.error,
         "workspace_bytes": report.workspace_bytes(stage),
         "simulated_peak_bytes": simulated_peak(report, stage),
         "moment": {
@@ -177,6 +193,7 @@ def _stage_to_json(report: DryRunReport, stage: StageRun) -> dict[str, Any]:
                 "copied_bytes": each.prefetched_bytes,
                 "set_lines": list(each.set_lines),
                 "wall_s": round(each.wall_s, 1),
+                "cpu_s": round(each.cpu_s, 1),
             }
             for depth, each in sorted(stage.runs.items())
         ],

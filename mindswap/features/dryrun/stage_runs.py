@@ -1,16 +1,17 @@
-"""Memory of each pipeline stage from its dry runs: measured with all layers, or extrapolated from two short models.
-
-The peak is the maximum over the phases of a step (first half of forward, loss, second half of backward, ...), and the
-phase of the peak may change with the number of layers. A line through the two peaks would then be too low, so each
-phase is extrapolated linearly by itself. If layers differ, phases that few layers determine cannot be extrapolated:
-then the two peaks are extrapolated and corrected by the extrapolation error of the simulation.
-"""
+"""Memory of each pipeline stage from its dry runs, measured with all layers or extrapolated from two models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from mindswap.features.dryrun.memory_pool import CATEGORIES, LAYER, DryRun
+from mindswap.features.dryrun.depths import Reduction
+from mindswap.features.dryrun.memory_pool import CATEGORIES, DryRun
+from mindswap.features.dryrun.phases import (
+    StepPosition,
+    extrapolate,
+    extrapolate_peak,
+    find_phase_peaks,
+    find_positions,
+)
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.report_data import SimulationReport, StageReport
 from mindswap.units import format_bytes
@@ -30,16 +31,6 @@ _HOLDER_CATEGORIES = {
 }
 
 
-@dataclass(frozen=True)
-class StepPosition:
-    """Position of an operator in a step."""
-
-    is_backward: bool  # an operator of the gradient, or recomputed for it
-    where: str  # before, in or after the layers, in the order of the pass
-    layer: int | None  # layer of the model that ran; None outside the layers and in backward
-    operator: str  # name with the names of its cells
-
-
 @dataclass(frozen=True, eq=False)
 class StageRun:
     """Memory of a pipeline stage with all its layers, measured or extrapolated. Sizes in bytes.
@@ -47,20 +38,28 @@ class StageRun:
     Attributes:
         stage: index of the pipeline stage.
         num_layers: layers of the stage in the full model.
-        runs: number of layers of the stage that ran -> dry run; one, or two to extrapolate from.
+        runs: number of layers of the stage that ran -> dry run.
         used_peak_bytes: peak memory without fragmentation.
-        actual_peak_bytes: peak memory with fragmentation.
+        actual_peak_bytes: peak memory with fragmentation; None if extrapolated, because fragmentation cannot be.
         position: position of the peak in the longest run.
         category_bytes: live memory at the peak by category.
+        error: error of the simulated extrapolation from the same depths, as a fraction; None if the memory is exact, or
+            nothing was simulated.
     """
 
     stage: int
     num_layers: int
     runs: Mapping[int, DryRun]
     used_peak_bytes: int
-    actual_peak_bytes: int
+    actual_peak_bytes: int | None
     position: StepPosition
     category_bytes: Mapping[str, int]
+    error: float | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether all layers of the stage ran."""
+        return self.num_layers in self.runs
 
     @property
     def run(self) -> DryRun:
@@ -112,9 +111,10 @@ class DryRunReport:
         return max(stage.used_peak_bytes for stage in self.stages)
 
     @property
-    def actual_peak_bytes(self) -> int:
-        """Highest peak of all ranks in bytes, with fragmentation."""
-        return max(stage.actual_peak_bytes for stage in self.stages)
+    def actual_peak_bytes(self) -> int | None:
+        """Highest peak of all ranks in bytes, with fragmentation; None if a rank was extrapolated."""
+        sizes = [stage.actual_peak_bytes for stage in self.stages]
+        return None if None in sizes else max(size for size in sizes if size is not None)
 
     def workspace_bytes(self, stage: StageRun) -> int:
         """Return the simulated workspace of a stage in bytes, because a dry run has none; 0 if not simulated."""
@@ -144,7 +144,7 @@ class DryRunReport:
     def peak_bytes(self) -> int:
         """Peak to compare with the budget, in bytes: with workspace, and with fragmentation if it counts."""
         return max(
-            (stage.actual_peak_bytes if self.counts_fragments else stage.used_peak_bytes) + self.workspace_bytes(stage)
+            ((self.counts_fragments and stage.actual_peak_bytes) or stage.used_peak_bytes) + self.workspace_bytes(stage)
             for stage in self.stages
         )
 
@@ -154,18 +154,17 @@ class DryRunReport:
         return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
 
 
-def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun], line_error_bytes: int | None = None) -> StageRun:
-    """Return the memory of a stage, extrapolated if it ran with fewer layers.
+def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun], reduction: Reduction | None = None) -> StageRun:
+    """Return the memory of a stage: measured in its longest run, or extrapolated.
 
     Args:
         stage: index of the stage.
         num_layers: layers of the stage in the full model.
-        runs: number of layers -> dry run, of one or two models.
-        line_error_bytes: simulated error of a line through the two peaks, in bytes, to correct it; None extrapolates
-            each phase of the step by itself and takes the maximum.
+        runs: number of layers of the stage -> dry run.
+        reduction: the two models to extrapolate from, if none of the runs has all layers.
     """
     longest = runs[max(runs)]
-    if num_layers in runs or len(runs) == 1:
+    if reduction is None or num_layers in runs:
         return StageRun(
             stage=stage,
             num_layers=num_layers,
@@ -175,92 +174,21 @@ def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun], line_erro
             position=find_positions(longest)[longest.peak_tick],
             category_bytes=longest.category_bytes(),
         )
-    num_short, num_long = sorted(runs)
-    short = runs[num_short]
-
-    def extrapolate(short_bytes: int, long_bytes: int) -> int:
-        return long_bytes + (long_bytes - short_bytes) * (num_layers - num_long) // (num_long - num_short)
-
-    short_peaks, long_peaks = find_phase_peaks(short), find_phase_peaks(longest)
-    phases = {
-        phase: extrapolate(short_peaks[phase].live_bytes, long_peaks[phase].live_bytes)
-        for phase in short_peaks.keys() & long_peaks.keys()
-    }
-    line_bytes = extrapolate(short.used_peak_bytes, longest.used_peak_bytes)
-    if line_error_bytes is None:
-        phase = max(phases, key=phases.__getitem__)
-        used_bytes = max(phases[phase], line_bytes)
-    else:
-        phase = max(phases, key=lambda each: long_peaks[each].live_bytes)
-        used_bytes = line_bytes + line_error_bytes
-    short_category_bytes = short.category_bytes(short_peaks[phase].tick)
-    long_category_bytes = longest.category_bytes(long_peaks[phase].tick)
-    actual_line_bytes = extrapolate(short.actual_peak_bytes, longest.actual_peak_bytes)
+    low, high = (runs[model.stage_layers[stage]] for model in (reduction.low, reduction.high))
+    low_peaks, high_peaks, num_steps = find_phase_peaks(low), find_phase_peaks(high), reduction.num_steps
+    phase, peak_bytes = extrapolate_peak(low_peaks, high_peaks, num_steps)
+    low_category_bytes = low.category_bytes(low_peaks[phase].tick)
+    high_category_bytes = high.category_bytes(high_peaks[phase].tick)
     return StageRun(
         stage=stage,
         num_layers=num_layers,
         runs=runs,
-        used_peak_bytes=used_bytes,
-        actual_peak_bytes=max(used_bytes, actual_line_bytes + (line_error_bytes or 0)),
-        position=find_positions(longest)[long_peaks[phase].tick],
+        used_peak_bytes=peak_bytes,
+        actual_peak_bytes=None,
+        position=find_positions(high)[high_peaks[phase].tick],
         category_bytes={
-            name: max(0, extrapolate(short_category_bytes[name], long_category_bytes[name])) for name in CATEGORIES
+            name: max(0, extrapolate(low_category_bytes[name], high_category_bytes[name], num_steps))
+            for name in CATEGORIES
         },
+        error=reduction.error,
     )
-
-
-BEFORE, INSIDE, AFTER = "before the layers", "in the layers", "behind the layers"
-
-
-def find_positions(run: DryRun) -> dict[int, StepPosition]:
-    """Map each tick at which memory changes to the position of the running operator.
-
-    Operators without cells (fused, or inserted by a pass of the backend) get the position of the previous operator.
-    In backward the layer is not known: layers that are compiled once share the operator names of their gradients.
-    """
-    positions: dict[int, StepPosition] = {}
-    ticks = sorted(run.operators)
-    tick_index = 0
-    current = StepPosition(False, BEFORE, None, "")
-    has_layers = {False: False, True: False}
-    for tick, _ in run.curve:
-        while tick_index < len(ticks) and ticks[tick_index] <= tick:
-            name = run.operators[ticks[tick_index]]
-            tick_index += 1
-            match = LAYER.search(name)
-            if match is None and name.count("/") < 2:
-                current = StepPosition(current.is_backward, current.where, current.layer, name)
-                continue
-            is_backward = name.startswith(("Gradients/", "recompute_"))
-            has_layers[is_backward] |= match is not None
-            where = INSIDE if match else AFTER if has_layers[is_backward] else BEFORE
-            current = StepPosition(is_backward, where, int(match[1]) if match and not is_backward else None, name)
-        positions[tick] = current
-    return positions
-
-
-class PhasePeak(NamedTuple):
-    """Peak memory of one phase of a step."""
-
-    tick: int
-    live_bytes: int
-
-
-def find_phase_peaks(run: DryRun) -> dict[tuple[bool, str], PhasePeak]:
-    """Return the peak of each phase; a phase is the pass (is it backward) and the segment, layers split in halves."""
-    positions = find_positions(run)
-    layer_ticks: dict[bool, list[int]] = {False: [], True: []}
-    for tick, position in positions.items():
-        if position.where == INSIDE:
-            layer_ticks[position.is_backward].append(tick)
-    middle = {is_backward: ticks[len(ticks) // 2] for is_backward, ticks in layer_ticks.items() if ticks}
-    peaks: dict[tuple[bool, str], PhasePeak] = {}
-    for tick, live_bytes in run.curve:
-        position = positions[tick]
-        half = ""
-        if position.where == INSIDE:
-            half = ", second half" if tick >= middle[position.is_backward] else ", first half"
-        phase = position.is_backward, position.where + half
-        if phase not in peaks or live_bytes > peaks[phase].live_bytes:
-            peaks[phase] = PhasePeak(tick, live_bytes)
-    return peaks

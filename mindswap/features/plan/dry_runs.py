@@ -95,11 +95,11 @@ def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
     header = ("plan for", "step time", "planned peak", "dry run", "with fragments", "and workspace", "fits")
     rows = []
     for attempt in attempts:
-        sizes = [attempt.requested_bytes, attempt.plan.peak_bytes]
+        sizes: list[int | None] = [attempt.requested_bytes, attempt.plan.peak_bytes]
         report = attempt.dry_run
         if report is not None:
             sizes += [report.used_peak_bytes, report.actual_peak_bytes, report.peak_bytes]
-        cells = [f"{size / 2**20:.0f} MiB" for size in sizes] + ["-"] * (5 - len(sizes))
+        cells = ["-" if size is None else f"{size / 2**20:.0f} MiB" for size in sizes] + ["-"] * (5 - len(sizes))
         rows.append((cells[0], format_time(attempt.plan.step_time_ns), *cells[1:], "yes" if attempt.fits else "NO"))
     lines = ["on MindSpore's Ascend backend, without a card (mindswap dryrun):", format_table(header, rows)]
     report = attempts[-1].dry_run

@@ -125,7 +125,7 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
     Raises:
         MindswapError: if the configuration is wrong, or cannot be simulated.
     """
-    policy = policy_of(document, checked := check_document(document))
+    policy_of(document, checked := check_document(document))
     if checked.num_layers is None or document.root is None:
         raise AssertionError("a checked file without a number of layers")
     wanted, num_nodes = request.wanted, request.cluster.num_nodes if request.cluster else 1
@@ -150,7 +150,7 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
         return write_synthetic_data(request.folder, short, wanted.num_steps)
 
     kept = retained_layers(checked.num_layers, num_layers) if num_layers < checked.num_layers else None
-    config, changes = run_config(document, policy, wanted, kept, make_data)
+    config, changes = run_config(document, checked.num_layers, wanted, kept, make_data)
     if kept is not None:
         notes.append(
             f"{num_layers} of {checked.num_layers} layers run: each follows the settings of layer "

@@ -14,7 +14,6 @@ from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun import backend as on_backend
-from mindswap.policy.model import Policy
 from mindswap.runtime.short_run import write_backend_config
 
 TASK = "4,17_Default/network-Llama/1-Layer/MatMul-op3,Default/network-Llama/MatMul-op3,kernel_graph0,,,,"
@@ -109,7 +108,7 @@ def test_a_file_of_speed_up_settings_is_found_and_needs_no_sink_mode(tmp_path, m
     data = document.data()
     data["context"]["ascend_config"] = {"parallel_speed_up_json_path": "speed.json", "precision_mode": "x"}
     monkeypatch.chdir(tmp_path)
-    made = write_backend_config(document_from_data(data, "x.yaml"), Policy(), 8, None, lambda _: None, Path("run"))
+    made = write_backend_config(document_from_data(data, "x.yaml"), 32, 8, None, lambda _: None, Path("run"))
     found = load_document(str(made)).data()["context"]["ascend_config"]
     path = tmp_path / "run" / "parallel_speed_up.json"
     assert found == {"parallel_speed_up_json_path": str(path), "precision_mode": "x"}
@@ -121,7 +120,7 @@ def test_a_file_of_speed_up_settings_that_is_missing_is_named_where_the_user_exp
     data["context"]["ascend_config"] = {"parallel_speed_up_json_path": "./configs/speed.json"}
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LaunchError) as error:
-        write_backend_config(document_from_data(data, "x.yaml"), Policy(), 8, None, lambda _: None, Path("run"))
+        write_backend_config(document_from_data(data, "x.yaml"), 32, 8, None, lambda _: None, Path("run"))
     assert f"parallel_speed_up_json_path: {tmp_path}/configs/speed.json does not exist" in str(error.value)
     assert str(error.value).startswith("x.yaml:") and "rank_" not in str(error.value)
     assert not Path("run").exists()

@@ -1,78 +1,173 @@
-"""Depths and micro-batches that a dry run takes in place of all of them; nothing is run."""
+"""Models and micro-batches that a dry run takes in place of all of them; nothing is run."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mindswap.config.parse import parse_document
 from mindswap.config.step_settings import read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun import first_ranks
-from mindswap.features.dryrun.depths import DryRunOptions, ShortModel, _mismatch, choose_depths, choose_micro_batches
+from mindswap.features.dryrun.depths import (
+    MAX_EXACT_LAYERS,
+    ReducedModel,
+    Reduction,
+    choose_micro_batches,
+    choose_reduction,
+    find_reductions,
+    full_model,
+    layer_classes_of,
+    requested_models,
+    requested_reduction,
+)
+from mindswap.features.dryrun.phases import find_simulated_phase_peaks
 from mindswap.policy.model import Layers, OpSwap, Policy
-from mindswap.simulator.report_data import Moment
+from mindswap.simulator.report_data import SimulationReport
+from tests.planner.models import small_model
+from tests.report.simulated import report_of
+from tests.strength import examples
+
+PIPELINE = "use_parallel: True\nparallel_config: {data_parallel: 2, pipeline_stage: 2, micro_batch_num: 4}\n"
+INTERLEAVED = (
+    PIPELINE + "parallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: '1f1b'}}\n"
+    "model: {model_config: {pp_interleave_num: 2}}\n"
+)
 
 
-def settings(text: str):
+def step_settings(text: str):
     return read_step_settings(parse_document(text.encode(), "x.yaml"))
 
 
-def depths(text: str, num_layers: int, policy: Policy | None = None, **options) -> list[tuple[int, ...]]:
-    found, _, bends = choose_depths(DryRunOptions(**options), settings(text), num_layers, policy or Policy())
-    assert bends == ()  # nothing is simulated
-    return [depth.layer_indices for depth in found]
+def fewest_layers(text: str, classes) -> Reduction:
+    reductions = find_reductions(step_settings(text), classes)
+    return min(reductions, key=lambda each: each.low.num_layers + each.high.num_layers)
 
 
-def test_a_short_model_is_run_whole():
-    assert depths("a: 1", 4) == [(0, 1, 2, 3)]
+def test_equal_layers_take_two_and_three_of_them():
+    reduction = fewest_layers("a: 1", [0] * 32)
+    assert (reduction.low.layer_indices, reduction.high.layer_indices) == ((0, 31), (0, 16, 31))
+    assert reduction.num_steps == 29
 
 
-def test_a_long_one_at_two_short_depths():
-    assert depths("a: 1", 32) == [(0, 31), (0, 16, 31)]
+def test_classes_are_counted_in_each_stage():
+    """`recompute: [18, 6]`: counted over the model, half of the layers of each stage are recomputed."""
+    classes = ["R"] * 18 + ["."] * 6 + ["R"] * 6 + ["."] * 18
+    reductions = list(find_reductions(step_settings(PIPELINE), classes))
+    assert reductions
+    for reduction in reductions:
+        for stage, layers in enumerate((range(24), range(24, 48))):
+            recomputed, all_layers = (
+                [sum(index in layers and classes[index] in name for index in model.layer_indices)
+                 for model in (reduction.low, reduction.high)]
+                for name in ("R", "R.")
+            )  # fmt: skip
+            low, high = recomputed
+            assert high + (high - low) * reduction.num_steps == (18, 6)[stage]
+            low, high = all_layers
+            assert high + (high - low) * reduction.num_steps == 24
 
 
-def test_the_depths_have_as_many_layers_of_each_kind_as_the_line_takes():
-    policy = Policy(op_swap=(OpSwap("attention", Layers(range(8)), 1),))
-    kept = depths("a: 1", 32, policy)
-    low, high = map(len, kept)
-    first, second = (sum(layer < 8 for layer in each) for each in kept)
-    # 8 of 32 layers are swapped, and so many layers that are must the line have at 32
-    assert second + (second - first) * (32 - high) / (high - low) == pytest.approx(8, abs=2)
+@settings(max_examples=examples(30, 300), deadline=None)
+@given(
+    text=st.sampled_from(["a: 1", PIPELINE, INTERLEAVED]),
+    classes=st.lists(st.sampled_from("ABC"), min_size=3, max_size=12).map(lambda text: sorted(text) * 4),
+)
+def test_each_class_of_each_chunk_is_on_the_line(text, classes):
+    step = step_settings(text)
+    cells = list(step.pipeline.layout(len(classes)).cells())
+    for reduction in find_reductions(step, classes):
+        models = (reduction.low, reduction.high, full_model(step, len(classes)))
+        for cell in cells:
+            kept = [[index for index in model.layer_indices if index in cell.layers] for model in models]
+            assert all(kept), "every chunk has layers"
+            for name in "ABC":
+                low, high, all_layers = (sum(classes[index] == name for index in layers) for layers in kept)
+                assert high + (high - low) * reduction.num_steps == all_layers
+        assert reduction.low.layer_indices == tuple(sorted(set(reduction.low.layer_indices)))
+        assert 2 * (reduction.low.num_layers + reduction.high.num_layers) <= len(classes)
 
 
-def test_of_unlike_layers_the_depths_are_those_whose_simulated_line_is_nearest():
-    policy = Policy(op_swap=(OpSwap("attention", Layers((1, 4, 9, 20)), 1),))
-
-    def simulated(kept):  # straight from 3 layers on, but for 5, where the peak is in backward
-        count = 32 if kept is None else len(kept)
-        moment = Moment(0, "backward" if count == 5 else "forward", -1, 0, "loss")
-        return SimpleNamespace(stages=[SimpleNamespace(peak_bytes=1000 * max(count, 3), moment=moment)])
-
-    options = DryRunOptions()
-    found, doubt, bends = choose_depths(options, settings("a: 1"), 32, policy, simulated)
-    assert [len(depth.layer_indices) for depth in found] == [3, 4]
-    assert doubt == "in the simulation the line is 0.0% off the whole model, and corrected by that" and bends == (0,)
-    asked, doubt, bends = choose_depths(replace(options, layers=(2, 4)), settings("a: 1"), 32, policy, simulated)
-    # 3000 and 4000 on 2 and 4 layers: 4000 + 28 * 500 on 32
-    assert [len(depth.layer_indices) for depth in asked] == [2, 4] and "43.8% off" in doubt and bends == (14000,)
+def test_layers_of_a_class_each_have_no_reduction():
+    assert list(find_reductions(step_settings("a: 1"), range(32))) == []
 
 
-def test_full_is_all_layers():
-    assert depths("a: 1", 32, is_full=True) == [tuple(range(32))]
+def test_the_class_of_a_layer_is_its_structure_and_its_policy():
+    policy = Policy(op_swap=(OpSwap("attention", Layers((1, 2)), 1),), layer_recompute=Layers((2,)))
+    first, second, third, fourth = layer_classes_of(policy, (0, 1, 1, 1))
+    assert len({first, second, third, fourth}) == 4 and first != fourth
+    assert layer_classes_of(Policy(), (0, 1, 1, 1))[1:] == layer_classes_of(Policy(), (0, 1, 1, 1))[1:2] * 3
 
 
-PIPELINE = "use_parallel: True\nparallel_config: {data_parallel: 2, pipeline_stage: 2, micro_batch_num: 4}\n"
+MODEL = small_model(3).short((0, *[1] * 30, 2))  # the first and the last layer are unlike the others
 
 
-def test_every_stage_keeps_layers_of_its_own():
-    assert depths(PIPELINE, 32) == [(0, 16), (0, 15, 16, 31)]
+def simulate(layer_indices) -> SimulationReport:
+    model = MODEL if layer_indices is None else MODEL.short(layer_indices)
+    return report_of(model.program(Policy(is_swap_enabled=True)))
+
+
+def test_the_error_is_that_of_the_simulated_extrapolation():
+    """In each layer as much is saved, so the line is exact; with more of the first half counted it would not be."""
+    classes = layer_classes_of(Policy(), MODEL.captured.sample.layer_map)
+    reduction = choose_reduction(MODEL.settings, classes, simulate, MAX_EXACT_LAYERS)
+    assert reduction.is_accepted and reduction.error < 1e-4
+    assert {0, 31} <= set(reduction.low.layer_indices), "the layers of which there is one are in both"
+
+
+def test_phases_of_a_simulated_step_have_its_peak():
+    report = simulate(None)
+    peaks = find_simulated_phase_peaks(report, 0)
+    workspace = dict(report.stages[0].static_parts)["workspace"]
+    assert max(peak.live_bytes for peak in peaks.values()) == report.stages[0].peak_bytes - workspace
+    assert {is_backward for is_backward, _ in peaks} == {False, True}
+
+
+def test_a_reduction_whose_simulation_is_off_is_not_accepted():
+    def bent(layer_indices):  # the full model has a peak that no short one tells of
+        return report_of(small_model(64 if layer_indices is None else 2 * len(layer_indices) // 3 + 1).program(Policy()))
+
+    reduction = choose_reduction(step_settings("a: 1"), [0] * 32, bent, MAX_EXACT_LAYERS)
+    assert reduction.error > 0.01 and not reduction.is_accepted
+    unknown = choose_reduction(step_settings("a: 1"), [0] * 32, lambda indices: None, MAX_EXACT_LAYERS)
+    assert unknown.error is None and not unknown.is_accepted
+
+
+def test_the_time_of_all_layers_is_on_the_line_of_the_times():
+    low, high = (ReducedModel(tuple(range(count)), (count,)) for count in (2, 4))
+    assert Reduction(low, high, 14).estimated_s(20, 26) == 26 + 14 * 6
+    assert Reduction(low, high, 14).estimated_s(20, 19) == 19  # noise
+
+
+def requested(text: str, num_layers: int, *depths: int) -> list[tuple[int, ...]]:
+    return [model.layer_indices for model in requested_models(step_settings(text), num_layers, depths)]
+
+
+def test_requested_layers_are_spread_evenly():
+    assert requested("a: 1", 32, 4, 2) == [(0, 31), (0, 10, 21, 31)]
+    assert requested(PIPELINE, 32, 4) == [(0, 15, 16, 31)]
+    assert requested("a: 1", 4, 4) == [(0, 1, 2, 3)]
+
+
+def test_two_requested_depths_are_extrapolated_and_their_error_is_simulated():
+    step = step_settings("a: 1")
+    full = full_model(step, 32)
+    reduction = requested_reduction(requested_models(step, 32, (3, 5)), full, simulate)
+    assert reduction.num_steps == 13.5 and reduction.error is not None
+    assert requested_reduction(requested_models(step, 32, (3,)), full, simulate) is None
+    assert requested_reduction(requested_models(step, 32, (3, 32)), full, simulate) is None
+
+
+def test_layers_that_stages_cannot_share():
+    with pytest.raises(LaunchError, match=r"--layers 3: every stage and chunk needs as many layers\n.*multiple of 2"):
+        requested(PIPELINE, 32, 3)
 
 
 @pytest.mark.parametrize(
     ("num_micro_batches", "peaks", "expected"),
     [
-        (32, {}, None),  # not asked: there are few
+        (32, {}, None),  # not simulated: there are few
         (128, {None: (5000, 4000), 4: (5000, 3996)}, 4),  # the same but for a thousandth
         (128, {None: (5000, 4000), 4: (4990, 4000), 32: (5000, 4000)}, 32),  # the pipeline is full later
         # each takes memory, such as casts of weights
@@ -81,26 +176,12 @@ def test_every_stage_keeps_layers_of_its_own():
     ],
 )
 def test_of_many_micro_batches_so_many_are_run_as_the_peak_takes(num_micro_batches, peaks, expected):
-    def simulate(count):
+    def simulate_peaks(count):
         found = peaks[count]
         return found and SimpleNamespace(stages=[SimpleNamespace(peak_bytes=size) for size in found])
 
     text = PIPELINE.replace("micro_batch_num: 4", f"micro_batch_num: {num_micro_batches}")
-    assert choose_micro_batches(settings(text), 32, simulate) == expected
-
-
-@pytest.mark.parametrize(("num_stages", "in_stage"), [(2, 6), (4, 6), (6, 2), (8, 2)])
-def test_with_few_micro_batches_more_layers_are_run(num_stages, in_stage):
-    """Up to 24 of all stages: 6 in each of 4 are nearer to the line than 2; in each of 6 they would be too many."""
-    layers = Layers(tuple(16 * stage + index for stage in range(num_stages) for index in (1, 4, 9)))
-    policy = Policy(op_swap=(OpSwap("attention", layers, 1),))
-    step = settings(PIPELINE.replace("pipeline_stage: 2", f"pipeline_stage: {num_stages}"))
-    of_many, of_few = (
-        choose_depths(DryRunOptions(), step, 16 * num_stages, policy, has_few_micro_batches=is_short)[0]
-        for is_short in (False, True)
-    )
-    assert max(len(depth.layer_indices) for depth in of_many) <= 3 * num_stages
-    assert max(len(depth.layer_indices) for depth in of_few) == in_stage * num_stages
+    assert choose_micro_batches(step_settings(text), 32, simulate_peaks) == expected
 
 
 @pytest.mark.parametrize(
@@ -108,45 +189,9 @@ def test_with_few_micro_batches_more_layers_are_run(num_stages, in_stage):
 )
 def test_by_default_one_rank_of_each_stage_is_run(data_parallel, num_stages, ranks):
     parallel = f"{{data_parallel: {data_parallel}, pipeline_stage: {num_stages}, micro_batch_num: {num_stages}}}"
-    assert first_ranks(settings(f"use_parallel: True\nparallel_config: {parallel}\n")) == ranks
+    assert first_ranks(step_settings(f"use_parallel: True\nparallel_config: {parallel}\n")) == ranks
 
 
 def test_one_stage_runs_all_its_micro_batches():
     text = "runner_config: {gradient_accumulation_steps: 128}\n"
-    assert choose_micro_batches(settings(text), 32, lambda count: pytest.fail("asked")) is None
-
-
-def test_layers_that_stages_cannot_share():
-    with pytest.raises(LaunchError, match=r"--layers 3: every stage and chunk needs as many layers\n.*multiple of 2"):
-        depths(PIPELINE, 32, layers=(3,))
-
-
-@pytest.mark.parametrize(
-    ("text", "num_layers", "num_kept"),
-    [
-        ("a: 1", 6, [6]),  # up to 6 layers are run
-        ("a: 1", 7, [2, 3]),
-        (PIPELINE, 6, [6]),  # up to 3 on each of the two stages
-        (PIPELINE, 8, [2, 4]),
-        (PIPELINE + "model: {model_config: {offset: [-1, 1]}}\n", 4, [4]),  # a stage of one layer has no second depth
-        (PIPELINE + "model: {model_config: {offset: [-1, 1]}}\n", 6, [2, 4]),  # 2 and 4: depths of 1 and of 2 layers
-    ],
-)
-def test_a_model_is_run_whole_as_long_as_it_is_short(text, num_layers, num_kept):
-    assert [len(kept) for kept in depths(text, num_layers)] == num_kept
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "share_off"),
-    [
-        # Layers 0 to 3 of 8 are swapped. From 2 to 4 layers, 2 on the line for each 1 more of 8.
-        ((0, 7), (0, 1, 6, 7), 0),  # 1 and 2 swapped: 2 + 1 * 2 = 4 of 8
-        ((0, 7), (0, 1, 2, 7), 6 / 8),  # 1 and 3: 3 + 2 * 2 = 7, and 1 of the others in place of 4
-        ((0, 7), (0, 5, 6, 7), 6 / 8),  # 1 and 1: 1 + 0 = 1, and 7 of the others
-        ((0, 1, 7), (0, 1, 6, 7), 4 / 8),  # from 3 to 4, and 4 more: 2 + 0 = 2, and 2 + 1 * 4 = 6 of the others
-    ],
-)
-def test_layers_of_a_kind_that_the_line_has_too_many_or_too_few(low, high, share_off):
-    policy = Policy(op_swap=(OpSwap("attention", Layers(range(4)), 1),))
-    pair = [ShortModel(kept, (len(kept),)) for kept in (low, high)]
-    assert _mismatch(pair, ShortModel(tuple(range(8)), (8,)), policy) == share_off
+    assert choose_micro_batches(step_settings(text), 32, lambda count: pytest.fail("simulated")) is None

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mindswap.features.dryrun.memory_pool import DryRun, PoolBlock
-from mindswap.features.dryrun.stage_runs import DryRunReport, StepPosition, find_phase_peaks, find_positions, stage_run
+from mindswap.features.dryrun.depths import ReducedModel, Reduction
+from mindswap.features.dryrun.phases import StepPosition, find_phase_peaks, find_positions
+from mindswap.features.dryrun.stage_runs import DryRunReport, stage_run
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.report_data import PeakContributor
 from tests.report.simulated import small_report
@@ -76,16 +78,12 @@ def test_all_layers_are_taken_as_they_are():
 @pytest.mark.parametrize(("num_layers", "peak", "is_backward"), [(2, 120, False), (4, 160, True), (32, 1000, True)])
 def test_another_moment_takes_over_on_the_way_to_many_layers(num_layers, peak, is_backward):
     # at 1 and 2 layers the loss is highest, 110 and 120: its line gives 140 at 4, backward has 40 + 30 * 4
-    stage = stage_run(0, num_layers, {1: model(1), 2: model(2)})
+    low, high = (ReducedModel(tuple(range(count)), (count,)) for count in (1, 2))
+    stage = stage_run(0, num_layers, {1: model(1), 2: model(2)}, Reduction(low, high, num_layers - 2, 0.004))
     assert (stage.used_peak_bytes, stage.position.is_backward) == (peak, is_backward)
-    assert stage.actual_peak_bytes == max(peak, 100 + 10 * num_layers + 7)
-
-
-def test_of_unlike_layers_the_line_through_the_peaks_is_corrected():
-    # At 1 and 2 layers the loss is highest: its line gives 120 + 2 * 10 at 4, and 3 less are said to be there.
-    stage = stage_run(0, 4, {1: model(1), 2: model(2)}, -3)
-    assert (stage.used_peak_bytes, stage.actual_peak_bytes) == (137, 144)
-    assert (stage.position.is_backward, stage.position.where) == (False, "behind the layers")
+    # Fragmentation is measured with all layers only.
+    assert stage.is_exact == (num_layers == 2)
+    assert (stage.error, stage.actual_peak_bytes) == ((None, 127) if num_layers == 2 else (0.004, None))
 
 
 def test_casts_of_weights_are_gathered_weights_and_their_gradients_are_gradients():

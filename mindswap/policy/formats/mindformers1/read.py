@@ -52,6 +52,11 @@ def find_num_layers(document: Document) -> int | None:
     return find_count((document.get("model", "model_config", key) for key in NUM_LAYERS_KEYS), 1)
 
 
+def is_swap_enabled(document: Document) -> bool:
+    """Return whether MindFormers takes swap as on: then lists of layers are indices, not counts per stage."""
+    return _read_swap(document, Parts(None)).is_enabled
+
+
 def read_settings(document: Document, num_layers: int | None = None) -> PolicySettings:
     """Parse the swap and recompute settings of a configuration.
 
