@@ -66,7 +66,8 @@ CASES = {
     }),
     "swap on, by operator name": (CASE4, 40, {
         "swap_config": {"swap": True, "op_swap": {
-            r"attention\.wo": [{"backward_prefetch": 10, "layers": [*range(20)]}], MUL: [{"backward_prefetch": 3, "layers": [7]}],
+            r"attention\.wo": [{"backward_prefetch": 10, "layers": [*range(20)]}],
+            MUL: [{"backward_prefetch": 3, "layers": [7]}],
         }},
         "recompute_config": {"recompute": False},
     }),
@@ -223,4 +224,3 @@ def test_each_layer_keeps_its_settings(swaps, whole, selected, indices, kept):
 def policy_if_valid(document: Document) -> Policy | None:
     checked = check_document(document, environ={}, is_run=True)
     return None if checked.errors else policy_of(document, checked)
-

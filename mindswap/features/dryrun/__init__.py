@@ -259,7 +259,8 @@ def _run(
         times_s[rank] = reduction.estimated_s(low.cpu_s, high.cpu_s)
         verdict = "run" if times_s[rank] <= MAX_EXACT_S else "extrapolated"
         runs.report_status(f"all {runs.full.num_layers} layers, rank {rank}: about {times_s[rank]:.0f} s, so {verdict}")
-    runs.run([RankRun(runs.full, rank) for rank in long_ranks if times_s[rank] <= MAX_EXACT_S], lambda: None)
+    if short_ranks := [rank for rank in long_ranks if times_s[rank] <= MAX_EXACT_S]:
+        runs.run([RankRun(runs.full, rank) for rank in short_ranks], lambda: None)
     return simulated
 
 

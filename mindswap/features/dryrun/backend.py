@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -25,8 +26,9 @@ MAX_S = 7200.0
 REPEAT_S = 25.0
 # Workaround for MindSpore 2.9.0: with layer_swap, some graphs are not inlined, and there is no kernel for the call.
 NOT_INLINED = {"MS_DEV_RUNTIME_CONF": "switch_inline:False"}
-# Logged by MindFormers when the network is built.
-STARTED, BUILDING = "Starting Training Model", "building the network"
+BUILDING = "building the network"
+# `2026-11-29-13:22:23.372.793: Start performing graph optimization.`, printed with MS_JIT_DISPLAY_PROGRESS.
+_PHASE = re.compile(r"[-\d:.]+: (Start|End) (.+?)\.?$")
 INLINE_FAULT = "The pointer[ker_ptr] is null"
 StatusCallback = Callable[[str], None]  # called with one line of progress
 
@@ -152,6 +154,7 @@ def _simulated_rank(rank: int, num_ranks: int) -> dict[str, str]:
     return ranks | {
         "PYTHONUNBUFFERED": "1",
         "MS_SIMULATION_LEVEL": "1",
+        "MS_JIT_DISPLAY_PROGRESS": "1",
         "MS_MEMORY_STATISTIC": "1",
         "ENABLE_LAZY_INLINE_NO_PIPELINE": "1",
         # A relative path, because a comma in an absolute one would end the value.
@@ -190,10 +193,14 @@ def _wait(
 
 
 def find_phase(lines: list[str]) -> str:
-    """Return what a training does, from the last lines of its log: `compiling` or `step 1/2`; "" before that."""
+    """Return the phase of a training from its last log lines, `generating kernels` or `step 1/2`; "" if unknown."""
     if step := find_last_step(lines):
         return f"step {step}"
-    return "compiling" if any(STARTED in line for line in lines) else ""
+    matches = (_PHASE.match(line) for line in reversed(lines))
+    match = next(filter(None, matches), None)
+    if match is None:
+        return ""
+    return match[2] if match[1] == "Start" else "launching the step"
 
 
 def _read_cpu_s(pid: int) -> float:

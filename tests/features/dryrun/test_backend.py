@@ -81,6 +81,27 @@ def test_the_compiler_may_go_deep(tmp_path, python):
     assert found == ["unlimited" if is_unlimited else str(max(limits[0], on_backend.STACK_BYTES) // 1024)]
 
 
+def test_progress_has_each_phase_and_repeats_a_long_one(tmp_path, python, monkeypatch):
+    """A log, which nobody sees change, needs a line now and then."""
+    monkeypatch.setattr(on_backend, "REPEAT_S", 0.5)
+    at = "2026-11-29-13:22:23.372.793"
+    lines = [f"{at}: {text}" for text in ("Start performing graph optimization.", "Start generating kernels.")]
+    lines += [f"{at}: End compiling 'MFTrainOneStepCell.construct'.", "{ Epoch:[  1/  1], step:[    1/    2], loss: 0"]
+    python("sleep 0.5; " + "".join(f'echo "{line}"; sleep 0.5; ' for line in lines) + "sleep 1; exit 1")
+    said: list[str] = []
+    with pytest.raises(LaunchError):
+        start(tmp_path, report_status=said.append)
+    phases = ["building the network", "performing graph optimization", "generating kernels", "launching the step"]
+    assert list(dict.fromkeys(line.partition(",")[0] for line in said)) == [*phases, "step 1/2"]
+    assert any(re.fullmatch(r"step 1/2, \d s", line) for line in said)
+
+
+def test_the_cpu_time_of_a_run_is_measured(tmp_path, python, monkeypatch):
+    monkeypatch.setattr(on_backend, "read_rank", lambda folder, rank, wall_s, is_inlined, cpu_s: cpu_s)
+    python("i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done; sleep 0.5")
+    assert 0.05 < start(tmp_path) < 20
+
+
 def test_it_ends_when_it_is_told_to(tmp_path, python):
     python("sleep 60")
     stop = threading.Event()

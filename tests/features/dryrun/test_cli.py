@@ -17,9 +17,12 @@ from mindswap.features import dryrun as dry_run
 from mindswap.features.dryrun import DryRunOptions, StepDryRun, rank_runs
 from mindswap.features.dryrun.report import dry_run_to_json, format_dry_run
 from mindswap.features.dryrun.stage_runs import DryRunReport, stage_run
+from mindswap.features.simulate import LoadedStep
+from mindswap.policy.model import Policy
 from mindswap.report.problems import answer_text
-from mindswap.runtime.short_run import SyntheticData
+from mindswap.runtime.short_run import SyntheticData, switched_off
 from tests.features.dryrun.test_stage_runs import model
+from tests.planner.models import small_model
 from tests.schema import answer_of
 
 ROOT = Path(__file__).parents[3]
@@ -189,6 +192,72 @@ def test_two_short_models_are_a_line(monkeypatch):
     report = dry_run.run_stages(load_document(CASE4), DryRunOptions(layers=(1, 2)), budget_bytes=100)
     # backward of 4 layers: 40 + 30 * 4, fragments: 140 + 7 of the loss
     assert (report.used_peak_bytes, report.depths, report.fits) == (160, (1, 2), False)
+
+
+def long_step(num_layers: int = 32) -> LoadedStep:
+    """Case 4 with more layers and without a policy; layers are simulated that save as much each."""
+    data = switched_off(load_document(CASE4).data())
+    data["model"]["model_config"]["num_layers"] = num_layers
+    simulated = small_model(3).short((0, *[1] * (num_layers - 2), 2))
+    return LoadedStep(document_from_data(data, "long.yaml"), Policy(), simulated, None, Path("long.yaml"))
+
+
+def run_long(
+    monkeypatch, step: LoadedStep, layer_s: float, options=None, **arguments
+) -> tuple[list[int], StepDryRun, list[str]]:
+    """Dry run a long step in which each layer takes `layer_s` s; returns depths, report and progress."""
+    depths = []
+
+    def run(file, folder, rank, *rest):
+        depths.append(int(file.parent.name.removeprefix("layers_")))
+        return replace(model(depths[-1]), cpu_s=20 + layer_s * depths[-1])
+
+    stub(monkeypatch, run)
+    statuses: list[str] = []
+    report = dry_run.run_stages(step.document, options, statuses.append, load=lambda: step, **arguments)
+    return depths, report, statuses
+
+
+def test_all_layers_of_a_stage_with_few_of_them_run(monkeypatch):
+    depths, report, _ = run_long(monkeypatch, long_step(16), layer_s=100)
+    assert depths == [16] and "    exact: all 16 layers" in format_dry_run(report)
+
+
+def test_all_layers_run_if_that_takes_few_minutes(monkeypatch):
+    depths, report, statuses = run_long(monkeypatch, long_step(), layer_s=5)
+    assert len(depths) == 3 and depths[-1] == 32
+    assert "all 32 layers, rank 0: about 180 s, so run" in statuses
+    # The loss has 100 + 10 n, backward 40 + 30 n.
+    assert (report.used_peak_bytes, report.stages[0].is_exact, report.stages[0].error) == (1000, True, None)
+
+
+def test_what_takes_longer_is_extrapolated_as_the_simulation_is(monkeypatch):
+    depths, report, statuses = run_long(monkeypatch, long_step(), layer_s=6)
+    high, low = depths
+    assert low < high <= 6 and "all 32 layers, rank 0: about 212 s, so extrapolated" in statuses
+    assert (report.used_peak_bytes, report.actual_peak_bytes) == (1000, None)
+    basis = (
+        f"extrapolated to 32 layers from depths {low} and {high}; "
+        "the simulator's extrapolation of the same depths is 0.0% off"
+    )
+    assert f"    {basis}" in format_dry_run(report)
+    (stage,) = dry_run_to_json(report)["stages"]
+    assert (stage["basis"], stage["is_exact"], stage["actual_peak_bytes"]) == (basis, False, None)
+
+
+def test_without_a_known_error_all_layers_run(monkeypatch):
+    def fail():
+        raise GraphError("MindFormers could not build the network")
+
+    step = long_step()
+    depths, report, _ = run_long(monkeypatch, step, layer_s=100, counts_fragments=True)
+    assert depths == [32] and report.notes == ("fragmentation cannot be extrapolated: all layers were run",)
+    stub(monkeypatch, lambda file, *_: model(int(file.parent.name.removeprefix("layers_"))))
+    report = dry_run.run_stages(step.document, load=fail)
+    assert report.depths == (32,) and report.notes[0].startswith("without a simulation no extrapolation can be checked")
+    monkeypatch.setattr("mindswap.features.dryrun.depths.MAX_ERROR", 0.0)
+    depths, report, _ = run_long(monkeypatch, step, layer_s=100)
+    assert depths == [32] and "best extrapolation, from" in report.notes[0]
 
 
 def test_an_error_of_the_simulation_is_not_hidden_by_that_of_the_run_that_it_ends():

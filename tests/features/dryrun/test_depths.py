@@ -126,7 +126,9 @@ def test_phases_of_a_simulated_step_have_its_peak():
 
 def test_a_reduction_whose_simulation_is_off_is_not_accepted():
     def bent(layer_indices):  # the full model has a peak that no short one tells of
-        return report_of(small_model(64 if layer_indices is None else 2 * len(layer_indices) // 3 + 1).program(Policy()))
+        return report_of(
+            small_model(64 if layer_indices is None else 2 * len(layer_indices) // 3 + 1).program(Policy())
+        )
 
     reduction = choose_reduction(step_settings("a: 1"), [0] * 32, bent, MAX_EXACT_LAYERS)
     assert reduction.error > 0.01 and not reduction.is_accepted

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.features.dryrun.memory_pool import DryRun, PoolBlock
 from mindswap.features.dryrun.depths import ReducedModel, Reduction
+from mindswap.features.dryrun.memory_pool import DryRun, PoolBlock
 from mindswap.features.dryrun.phases import StepPosition, find_phase_peaks, find_positions
 from mindswap.features.dryrun.stage_runs import DryRunReport, stage_run
 from mindswap.simulator.program import MemoryKind
