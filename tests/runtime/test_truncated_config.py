@@ -222,5 +222,5 @@ def test_each_layer_keeps_its_settings(swaps, whole, selected, indices, kept):
 
 
 def policy_if_valid(document: Document) -> Policy | None:
-    checked = check_document(document, environ={}, is_run=True)
+    checked = check_document(document, environ={}, is_training_start=True)
     return None if checked.errors else policy_of(document, checked)

@@ -100,7 +100,7 @@ class RankRuns:
     def has_same_policy(self, model: ReducedModel, policy: Policy) -> bool:
         """Return whether each layer of the written configuration has the settings of the layer of the full model."""
         document = load_document(str(self.write(model)))
-        checked = check_document(document, environ={}, is_run=True)
+        checked = check_document(document, environ={}, is_training_start=True)
         return not checked.errors and policy_of(document, checked) == truncated_policy(policy, model.layer_indices)
 
     def _run_task(self, task: RankRun, report_task_status: StatusCallback, stop: Callable[[], bool]) -> DryRun:

@@ -198,7 +198,7 @@ def long_step(num_layers: int = 32) -> LoadedStep:
     """Case 4 with more layers and without a policy; layers are simulated that save as much each."""
     data = switched_off(load_document(CASE4).data())
     data["model"]["model_config"]["num_layers"] = num_layers
-    simulated = small_model(3).short((0, *[1] * (num_layers - 2), 2))
+    simulated = small_model(3).truncated((0, *[1] * (num_layers - 2), 2))
     return LoadedStep(document_from_data(data, "long.yaml"), Policy(), simulated, None, Path("long.yaml"))
 
 

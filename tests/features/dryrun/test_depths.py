@@ -100,11 +100,11 @@ def test_the_class_of_a_layer_is_its_structure_and_its_policy():
     assert layer_classes_of(Policy(), (0, 1, 1, 1))[1:] == layer_classes_of(Policy(), (0, 1, 1, 1))[1:2] * 3
 
 
-MODEL = small_model(3).short((0, *[1] * 30, 2))  # the first and the last layer are unlike the others
+MODEL = small_model(3).truncated((0, *[1] * 30, 2))  # the first and the last layer are unlike the others
 
 
 def simulate(layer_indices) -> SimulationReport:
-    model = MODEL if layer_indices is None else MODEL.short(layer_indices)
+    model = MODEL if layer_indices is None else MODEL.truncated(layer_indices)
     return report_of(model.program(Policy(is_swap_enabled=True)))
 
 
