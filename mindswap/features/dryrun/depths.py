@@ -185,7 +185,7 @@ def find_reductions(
         low, high = models
         stages = zip(low.stage_layers, high.stage_layers, full.stage_layers, strict=True)
         is_growing = all(few < more or total <= num_long_layers for few, more, total in stages)
-        if is_growing and 2 * (low.num_layers + high.num_layers) <= full.num_layers and (low, high) not in known:
+        if is_growing and 3 * (low.num_layers + high.num_layers) <= 2 * full.num_layers and (low, high) not in known:
             known.add((low, high))
             yield Reduction(low, high, num_increments - number)
 

@@ -16,6 +16,8 @@ from mindswap.simulator.program import OpKind
 from mindswap.simulator.report_data import SimulationReport
 
 BEFORE, INSIDE, AFTER = "before the layers", "in the layers", "behind the layers"
+# After the last operator of backward: clipping and the optimizer.
+OPTIMIZER = (True, "optimizer")
 # A pass (is it backward) and a segment of it; layers are split in halves.
 Phase = tuple[bool, str]
 
@@ -97,11 +99,20 @@ def find_positions(run: DryRun) -> dict[int, StepPosition]:
 def find_phase_peaks(run: DryRun) -> dict[Phase, PhasePeak]:
     """Return the peak of each phase of a dry run."""
     positions = find_positions(run)
-    return _phase_peaks(run.curve, lambda tick: (positions[tick].is_backward, positions[tick].where))
+    gradients = [tick for tick, name in run.operators.items() if name.startswith("Gradients/")]
+    end = max(gradients, default=max(run.operators, default=0))
+
+    def phase_of(tick: int) -> Phase:
+        return OPTIMIZER if tick > end else (positions[tick].is_backward, positions[tick].where)
+
+    return _phase_peaks(run.curve, phase_of)
 
 
 def find_simulated_phase_peaks(report: SimulationReport, stage: int) -> dict[Phase, PhasePeak]:
-    """Return the peak of each phase of a simulated stage, without workspace; ticks are ns."""
+    """Return the peak of each phase of a simulated stage, without workspace; ticks are ns.
+
+    The optimizer is no operator of the program: its memory is that of the last operator of backward.
+    """
     program, memory = report.timeline.program, report.stages[stage].memory
     stage_ops = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
     ops = stage_ops[program.ops.kind[stage_ops] < OpKind.COLLECTIVE]
@@ -112,6 +123,7 @@ def find_simulated_phase_peaks(report: SimulationReport, stage: int) -> dict[Pha
         is_backward = kind != OpKind.FORWARD
         has_layers[is_backward] |= layer >= 0
         phases.append((is_backward, INSIDE if layer >= 0 else AFTER if has_layers[is_backward] else BEFORE))
+    phases[-1] = OPTIMIZER
     running = np.maximum(0, np.searchsorted(start_ns, memory.time_ns, side="right") - 1)
     phase_of = dict(zip(memory.time_ns.tolist(), running.tolist(), strict=True))
     static_parts = dict(report.stages[stage].static_parts)

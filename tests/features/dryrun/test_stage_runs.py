@@ -42,6 +42,7 @@ def model(num_layers: int) -> DryRun:
             (f"Gradients/{NET}/norm_out-LlamaRMSNorm/RmsNormGrad-op0", 60),
             *backward,
             (f"Gradients/{NET}/tok_embeddings-LlamaEmbedding/UnsortedSegmentSum-op0", 40 + 30 * num_layers),
+            ("Default/optimizer-AdamW/GraphKernel_Mul_fusion-op9", 3 * num_layers),
         ]
     )
 
@@ -62,6 +63,7 @@ def test_the_parts_of_a_step():
         (True, "in the layers, first half"): 40,
         (True, "in the layers, second half"): 40,
         (True, "behind the layers"): 100,
+        (True, "optimizer"): 6,
     }
 
 
