@@ -187,7 +187,7 @@ class StepModel:
         """Return a step model with fewer layers.
 
         Args:
-            layer_indices: indices of the layers of the full model that remain, at least one in each chunk of each stage.
+            layer_indices: layers of the full model that remain, at least one in each chunk of each stage.
         """
         source = self.layers.source
         layer_map = tuple(source.sample.layer_map[index] for index in layer_indices)
