@@ -1,4 +1,4 @@
-"""Configuration of a reduced model beside that of the full one: only counts and indices of layers and paths differ."""
+"""The configuration of a reduced model: only counts and indices of layers and paths differ from the full one."""
 
 import pytest
 from hypothesis import given, settings

@@ -31,7 +31,7 @@ from mindswap.features.dryrun.depths import (
 from mindswap.features.dryrun.memory_pool import DryRun
 from mindswap.features.dryrun.page import standalone_curve
 from mindswap.features.dryrun.rank_runs import RankRun, RankRuns, run_folder
-from mindswap.features.dryrun.report import dry_run_to_json, format_dry_run
+from mindswap.features.dryrun.report import describe_basis, dry_run_to_json, format_dry_run
 from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun, stage_run
 from mindswap.features.simulate import LoadedStep
 from mindswap.policy.formats.mindformers2.tables import refuse_pynative
@@ -45,8 +45,8 @@ from mindswap.simulator.report_data import SimulationReport
 from mindswap.units import format_count
 
 __all__ = [
-    "DryRun", "DryRunOptions", "DryRunReport", "StatusCallback", "StepDryRun", "dry_run_step", "dry_run_to_json",
-    "memory_limits", "run_stages",
+    "DryRun", "DryRunOptions", "DryRunReport", "StatusCallback", "StepDryRun", "describe_basis", "dry_run_step",
+    "dry_run_to_json", "memory_limits", "run_stages",
 ]  # fmt: skip
 
 NOT_INLINED_NOTE = (

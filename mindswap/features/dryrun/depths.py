@@ -169,7 +169,7 @@ def find_reductions(
     groups = [_group_layers(cell.layers, layer_classes) for cell in cells]
     full = full_model(settings, len(layer_classes))
     min_layers = 2 if len(cells) == 1 else 1
-    known = set()
+    yielded = set()
     for num_increments in range(2, max(len(cell.layers) for cell in cells)):
         models = []
         for number in range(num_increments):
@@ -185,8 +185,8 @@ def find_reductions(
         low, high = models
         stages = zip(low.stage_layers, high.stage_layers, full.stage_layers, strict=True)
         is_growing = all(few < more or total <= num_long_layers for few, more, total in stages)
-        if is_growing and 3 * (low.num_layers + high.num_layers) <= 2 * full.num_layers and (low, high) not in known:
-            known.add((low, high))
+        if is_growing and 3 * (low.num_layers + high.num_layers) <= 2 * full.num_layers and (low, high) not in yielded:
+            yielded.add((low, high))
             yield Reduction(low, high, num_increments - number)
 
 

@@ -6,6 +6,7 @@ from mindswap.features.dryrun.memory_pool import LAYER, DryRun
 from mindswap.features.dryrun.report import (
     NOT_A_CARD,
     category_rows,
+    describe_basis,
     describe_position,
     dry_run_cards,
     peak_rows,
@@ -32,7 +33,7 @@ def format_dry_run_html(report: DryRunReport, other: DryRunReport | None = None)
         {
             "rank": stage.run.rank,
             "stage": stage.stage,
-            "place": describe_position(stage.position),
+            "place": f"{describe_position(stage.position)} ({describe_basis(stage)})",
             "curve": html("" if _has_overlay(report, stage) else standalone_curve(stage)),
             "parts": category_rows(report, stage, same_rank(other, stage)),
         }

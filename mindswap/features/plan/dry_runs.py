@@ -13,7 +13,7 @@ from typing import Any
 from mindswap.adapters.quiet import progress_reporting
 from mindswap.config.render import document_from_data
 from mindswap.errors import NOT_COMPILED, LaunchError
-from mindswap.features.dryrun import DryRunReport, StatusCallback, dry_run_to_json, run_stages
+from mindswap.features.dryrun import DryRunReport, StatusCallback, describe_basis, dry_run_to_json, run_stages
 from mindswap.features.plan import StepPlan
 from mindswap.features.plan.pynative import is_2x
 from mindswap.policy.equivalence import policy_sections
@@ -103,6 +103,7 @@ def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
         rows.append((cells[0], format_time(attempt.plan.step_time_ns), *cells[1:], "yes" if attempt.fits else "NO"))
     lines = ["on MindSpore's Ascend backend, without a card (mindswap dryrun):", format_table(header, rows)]
     report = attempts[-1].dry_run
+    lines += [f"rank {stage.run.rank}: {describe_basis(stage)}" for stage in (report.stages if report else ())]
     lines += [f"note: {note}" for note in (report.notes if report else ())]
     if attempts[-1].failure:
         lines.append(f"no plan: {attempts[-1].failure}")

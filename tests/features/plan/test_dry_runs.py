@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import pytest
 
 from mindswap.errors import LaunchError
+from mindswap.features.dryrun.stage_runs import StageRun, stage_run
 from mindswap.features.plan import dry_runs as plan_dry_run
+from tests.features.dryrun.test_stage_runs import model
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class ShownReport(FakeReport):
     used_peak_bytes: int = 0
     actual_peak_bytes: int = 0
     notes: tuple[str, ...] = ()
+    stages: tuple[StageRun, ...] = ()
 
 
 def test_a_plan_that_does_not_fit_says_so():
@@ -84,6 +87,9 @@ def test_a_plan_that_does_not_fit_says_so():
     )
     _, header, _, row, *_ = plan_dry_run.format_attempts(attempts).splitlines()
     assert "step time" in header and "1.50 ms" in row
+    measured = ShownReport(70, 65, stages=(stage_run(0, 2, {2: model(2)}),))
+    shown = plan_dry_run.format_attempts([plan_dry_run.DryRunPlan(65, plan, measured)])
+    assert "\nrank 0: exact: all 2 layers\n" in shown
     nothing = plan_dry_run.DryRunPlan(55, FakePlan(40), None)
     assert "nothing fits into the budget\n    fix: more memory" in plan_dry_run.format_attempts([*attempts, nothing])
     assert "fix:" not in plan_dry_run.format_attempts([plan_dry_run.DryRunPlan(65, plan, ShownReport(65, 65))])
