@@ -23,6 +23,8 @@ LORA = {
 }
 SIMULATED = """
 import sys, mindswap
+from mindswap.features.explain import explain_config
+print(*explain_config(sys.argv[1]).data["notes"], sep="\n")
 step = mindswap.load_step(sys.argv[1])
 simulated = step.simulate().simulated
 static = simulated.static[0]
@@ -58,7 +60,9 @@ def lora_file(folder: Path, pet: dict[str, object] | None = None, steps: int = 1
 @pytest.mark.parametrize(("steps", "recorded_mib"), [(1, 637), (4, 755)], ids=["one micro-batch", "accumulated"])
 def test_memory_of_a_lora_is_that_of_its_dry_run(tmp_path, steps, recorded_mib):
     """Data parallel 8: states and sums of 32 small matrices, not of 71 weights; masks of Dropout are bits."""
-    note, simulated = run(["-c", SIMULATED, lora_file(tmp_path, steps=steps)], check=True).stdout.splitlines()[-2:]
+    output = run(["-c", SIMULATED, lora_file(tmp_path, steps=steps)], check=True).stdout
+    explained, note, simulated = output.splitlines()[-3:]
+    assert explained == note
     assert note.startswith("32 of 71 weights are trained")
     assert 0.99 <= int(simulated) / 2**20 / recorded_mib <= 1.01
 
