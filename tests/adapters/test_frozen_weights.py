@@ -24,7 +24,7 @@ LORA = {
 SIMULATED = """
 import sys, mindswap
 from mindswap.features.explain import explain_config
-print(*explain_config(sys.argv[1]).data["notes"], sep="\n")
+print(*explain_config(sys.argv[1]).data["notes"], sep="\\n")
 step = mindswap.load_step(sys.argv[1])
 simulated = step.simulate().simulated
 static = simulated.static[0]
