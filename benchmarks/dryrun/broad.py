@@ -100,9 +100,11 @@ def cut(data: dict[str, Any]) -> dict[str, Any]:
             model[key] = stages * chunks * LAYERS_PER_CHUNK
     if "offset" in model:
         model["offset"] = 0
-    for key in ("first_k_dense_replace",):
-        if isinstance(model.get(key), int):
-            model[key] = min(model[key], 1)
+    if isinstance(model.get("first_k_dense_replace"), int):
+        model["first_k_dense_replace"] = min(model["first_k_dense_replace"], 1)
+    # Options of the HCCL library and of communication fusion in a file of their own, which is not in the configuration.
+    ascend = (data.get("context") or {}).get("ascend_config") or {}
+    ascend.pop("parallel_speed_up_json_path", None)
     if stages > 1:
         parallel["micro_batch_num"] = 2 * stages
     runner = data.get("runner_config") or {}

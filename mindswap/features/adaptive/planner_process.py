@@ -14,7 +14,7 @@ from pathlib import Path
 from mindswap.config.source import load_document
 from mindswap.config.step_settings import is_on_cpu
 from mindswap.errors import MindswapError
-from mindswap.features.plan import compact, make_problem, planned_text
+from mindswap.features.plan import compact, make_problem, plan_within_pool, planned_text
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
 from mindswap.graph.capture_cache import from_plain, to_plain
@@ -49,10 +49,13 @@ def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections
     offset = corrections.static_offset_bytes
     problem = make_problem(loaded, max(budget_bytes - offset, 1))
     # The trees exclude operators of the CPU replacements, which a configuration cannot name.
-    plan = Solver(loaded.model, required_trees=loaded.nameable_trees).plan(problem)
+    solver, device = Solver(loaded.model, required_trees=loaded.nameable_trees), loaded.device
+    plan = solver.plan(problem)
+    if device.leaves_fragments:
+        problem, plan, device = plan_within_pool(loaded, problem, plan, max(budget_bytes - offset, 1), solver.plan)
     if not plan.fits:
         # If the peak is within the device's budget, host memory is too small.
-        smallest_bytes = with_fragments(loaded.device, plan.smallest_budget_bytes) + offset
+        smallest_bytes = with_fragments(device, plan.smallest_budget_bytes) + offset
         return NothingFits(smallest_bytes if plan.peak_bytes > problem.budget_bytes else None)
     plan = replace(
         compact(loaded, plan),

@@ -220,7 +220,7 @@ def make_plan(
 
     plan, device = search(problem), step.device
     if device.leaves_fragments and not isinstance(step.model, LayerSwapModel2x):
-        problem, plan, device = _plan_within_pool(step, problem, plan, budget_bytes, search)
+        problem, plan, device = plan_within_pool(step, problem, plan, budget_bytes, search)
     if device.leaves_fragments:
         fragments = f"fragments of the pool, which maps no pages: {device.fragments_permille / 10:g} % of the peak"
         source = f"{source}; {fragments}" if source else fragments
@@ -235,7 +235,7 @@ def make_plan(
     return StepPlan(step, problem, plan, source, budget.without_fragments(device))
 
 
-class _PlanInPool(NamedTuple):
+class PlanInPool(NamedTuple):
     """A plan, and the device with the fragments that the allocations of the plan leave in the pool."""
 
     problem: PlanProblem  # with the budget less these fragments
@@ -243,9 +243,9 @@ class _PlanInPool(NamedTuple):
     device: Device
 
 
-def _plan_within_pool(
+def plan_within_pool(
     step: LoadedStep, problem: PlanProblem, plan: Plan, budget_bytes: int, search: Callable[[PlanProblem], Plan]
-) -> _PlanInPool:
+) -> PlanInPool:
     """Plan with other budgets until a plan fits with the fragments of its own replay in the memory pool.
 
     The planner compares peaks without fragments. The first plan assumes the fragments of the device file, each
@@ -261,7 +261,7 @@ def _plan_within_pool(
     Returns:
         The fastest plan that fits; the last one if none does.
     """
-    fitting: list[_PlanInPool] = []
+    fitting: list[PlanInPool] = []
     for attempt in range(MOST_POOL_PLANS):
         actual_bytes = max(step.model.actual_peaks_bytes(step.model.simulate(plan.policy)))
         permille = max(ceil_div(actual_bytes * 1000, plan.peak_bytes) - 1000, 0)
@@ -269,7 +269,7 @@ def _plan_within_pool(
         # A plan above a budget that assumed more fragments than it leaves fits after all.
         is_fitting = actual_bytes <= budget_bytes and plan.host_bytes <= plan.host_budget_bytes
         problem = replace(problem, budget_bytes=without_fragments(device, budget_bytes))
-        found = _PlanInPool(problem, replace(plan, fits=is_fitting), device)
+        found = PlanInPool(problem, replace(plan, fits=is_fitting), device)
         if is_fitting:
             fitting.append(found)
         if (fitting and attempt) or not plan.fits:
