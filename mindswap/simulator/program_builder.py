@@ -179,7 +179,7 @@ class _Builder:
         if self.layout.forward_bytes:
             tables.append(
                 StageTensors.filled(
-                    np.array([self.layout.forward_bytes]),
+                    np.array([self.layout.forward_bytes * len(chunks)]),
                     is_forward=True,
                     begin=begin,
                     last_forward=last_forward,

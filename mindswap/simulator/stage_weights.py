@@ -49,7 +49,7 @@ class StageWeights:
     static: tuple[StaticMemory, ...]
     # bytes that the optimizer allocates in addition to the gradients that backward leaves
     closing_bytes: tuple[int, ...]
-    forward_bytes: int  # tensors computed from constants, live until the last forward; the same on every stage
+    forward_bytes: int  # tensors that each virtual chunk computes from constants, live until the last forward
     reduction_ns: tuple[tuple[int, ...], ...]  # time of reducing the gradients of each segment of the model
     min_reduction_ns: int  # minimum exposed reduction time: gradients that are produced at the end of backward
 
@@ -202,9 +202,10 @@ def _static_memory(
         sum(layer_bytes[layer_map[segment - 1]] for segment in chain(*chunks) if 1 <= segment <= len(layer_map))
         for chunks in layout.chunks
     ]
+    # Each virtual chunk has its own constants (docs/internals/notes.md#constants-of-virtual-chunks).
     return tuple(
-        replace(stage, constant_bytes=shared_bytes + shard_bytes)
-        for stage, shard_bytes in zip(stages, of_layers, strict=True)
+        replace(stage, constant_bytes=shared_bytes * len(chunks) + own_bytes)
+        for stage, own_bytes, chunks in zip(stages, of_layers, layout.chunks, strict=True)
     )
 
 

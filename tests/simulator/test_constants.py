@@ -83,3 +83,11 @@ def test_several_micro_batches_make_them_once_on_each_stage(num_stages):
         assert begin_ns[mine] <= timeline.op_start_ns[forward[0]]
         assert end_ns[mine] == [timeline.op_end_ns[forward[-1]]]
     assert num_tables(own) == 0
+
+
+def test_each_virtual_chunk_has_its_own_constants():
+    """Two chunks on each of two stages: two constants, two tables, and two masks until the last forward."""
+    own = model(num_micro_batches=4, pipeline=Pipeline(2, 2))
+    assert constant_kib(own) == [2 * (10 + 2)] * 2
+    intervals = own.program(KEEP_ALL).intervals
+    assert [int((intervals.stage[intervals.size_bytes == 16 * KIB] == stage).sum()) for stage in (0, 1)] == [1, 1]
