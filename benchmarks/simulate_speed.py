@@ -25,6 +25,7 @@ from mindswap.report.tables import format_table
 from mindswap.rules.machine.software import require_mindformers
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import peak_memory, profile_memory
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.program import Copies, Intervals, MemoryKind, OpKind, Ops, Program
 from mindswap.simulator.step_model import StepModel
 
@@ -223,16 +224,17 @@ class Stage:
         }
         by_copy = ~np.arange(len(producer))
         spans = (
-            (producer, by_copy, MemoryKind.OFFLOADING),
-            (by_copy, user, MemoryKind.PREFETCHED),
-            (producer + 1, user, MemoryKind.KEPT),
+            (producer, by_copy, MemoryKind.OFFLOADING, MemoryPart.SAVED_ACTIVATIONS),
+            (by_copy, user, MemoryKind.PREFETCHED, MemoryPart.PREFETCHED_COPIES),
+            (producer + 1, user, MemoryKind.KEPT, MemoryPart.SAVED_ACTIVATIONS),
         )
         num_intervals = len(spans) * len(producer)
         intervals = {
             "size_bytes": np.full(num_intervals, 32 * MIB),
-            "begin": np.concatenate([begin for begin, _, _ in spans]),
-            "end": np.concatenate([end for _, end, _ in spans]),
-            "kind": np.repeat([kind for _, _, kind in spans], len(producer)).astype(np.int8),
+            "begin": np.concatenate([begin for begin, *_ in spans]),
+            "end": np.concatenate([end for _, end, *_ in spans]),
+            "kind": np.repeat([kind for _, _, kind, _ in spans], len(producer)).astype(np.int8),
+            "part": np.repeat([part for *_, part in spans], len(producer)).astype(np.int8),
             "label": np.zeros(num_intervals, np.int32),
             "layer": np.tile(layer.astype(np.int32), len(spans)),
             "stage": np.full(num_intervals, self.stage, np.int32),

@@ -8,7 +8,7 @@ import numpy as np
 
 from mindswap.policy.wording import name_indices
 from mindswap.report.tables import group_equal
-from mindswap.report.timeline_bars import MEMORY_STYLES, BarKind, Bars, list_bars
+from mindswap.report.timeline_bars import BarKind, Bars, list_bars
 from mindswap.simulator.cost.budget import MemoryBudget
 from mindswap.simulator.report_data import Cause, Moment, PeakContributor, SimulationReport, StageReport
 from mindswap.simulator.summary import group_layer_rows
@@ -50,8 +50,8 @@ def describe_moment(moment: Moment) -> str:
 
 
 def describe_holder(holder: PeakContributor) -> str:
-    """Format a holder of memory, for example `attention.wq MatMul, layers 0-31, kept for backward`."""
-    return f"{holder.label}, {describe_layers(holder.layers)}, {MEMORY_STYLES[holder.kind].title}"
+    """Format a holder of memory, for example `attention.wq MatMul, layers 0-31, saved activations`."""
+    return f"{holder.label}, {describe_layers(holder.layers)}, {holder.part.title}"
 
 
 def describe_cause(cause: Cause) -> str:

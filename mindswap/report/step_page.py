@@ -201,10 +201,10 @@ def _shares(stage: StageReport) -> Sequence[tuple[int, str, int]]:
 
 def _held(stage: StageReport) -> Iterable[tuple[int, str, str, str, str]]:
     """Yield the memory at the peak: bytes, producer, layers, purpose and colour."""
-    for name, size_bytes in stage.static_parts:
-        yield size_bytes, name, "", "static", "static"
+    for part, size_bytes in stage.static_parts.items():
+        yield size_bytes, part.title, "", "static", "static"
     for each in stage.holders[:NUM_HOLDERS]:
-        kind = MEMORY_STYLES[each.kind].title
-        yield each.size_bytes, each.label, describe_layers(each.layers), kind, f"memory-{each.kind:d}"
+        colour = f"memory-{each.kind:d}"
+        yield each.size_bytes, each.label, describe_layers(each.layers), each.part.title, colour
     if rest := stage.holders[NUM_HOLDERS:]:
         yield sum(holder.size_bytes for holder in rest), f"{len(rest)} more", "", "", "soft"

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Label
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Table
 
 
@@ -84,6 +85,7 @@ class BlockTensor:
     is_optimizer_input: bool = False  # live until the optimizer starts
     is_live_from_start: bool = False  # live from the start of the pass
     is_live_from_later_starts: bool = False  # live from the start of the pass in every micro-batch but the first
+    part: MemoryPart = MemoryPart.TEMPORARIES  # by its role, as `TensorRole.part`
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class TensorColumns(Table):
     producer_op_index: np.ndarray  # int64
     uses: np.ndarray  # int64, shape (num_fields of `Consumers`, num_tensors)
     kind: np.ndarray  # int8, `MemoryKind` if the tensor is not saved for backward
+    part: np.ndarray  # int8, `MemoryPart` if the tensor is not saved for backward
     label: np.ndarray  # int32, index into `BlockArrays.labels`
     prefetch: np.ndarray  # int64
     num_copies: np.ndarray  # int64
@@ -286,6 +289,7 @@ def tensor_columns(tensors: Sequence[BlockTensor], label_of: Callable[[Label], i
         producer_op_index=np.array([tensor.producer_op_index for tensor in tensors], np.int64),
         uses=use_rows([tensor.uses for tensor in tensors]),
         kind=np.array([_kind(tensor) for tensor in tensors], np.int8),
+        part=np.array([tensor.part for tensor in tensors], np.int8),
         label=np.array([label_of(tensor.label) for tensor in tensors], np.int32),
         prefetch=np.array([tensor.prefetch for tensor in tensors], np.int64),
         num_copies=np.array([tensor.num_copies for tensor in tensors], np.int64),

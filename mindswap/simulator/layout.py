@@ -25,6 +25,8 @@ class StageLayout:
     scheduler: str = "1f1b"  # a name of `schedules.SCHEDULES`
     num_sequences: int = 1  # pieces that each sequence is split into
     forward_bytes: int = 0  # bytes on each stage until its last forward ends
+    # for each stage, the part of `closing_bytes` that are gradients; negative if more of backward are freed than scaled
+    closing_gradient_bytes: tuple[int, ...] = ()
 
     @property
     def num_stages(self) -> int:

@@ -17,6 +17,7 @@ from mindswap.graph.constants import constant_operators
 from mindswap.graph.model import Graph, Node
 from mindswap.simulator.captured_step import GradientRule
 from mindswap.simulator.layer_block import Block, BlockTensor, Consumers, Read, Role, Source
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.program import ONE_WAY
 from mindswap.simulator.segment_reader import OpList, StepReader, StepTensor
 from mindswap.units import ceil_div
@@ -169,6 +170,7 @@ class BlockBuilder:
                     uses=uses,
                     role=None,
                     is_gradient=True,
+                    part=MemoryPart.GRADIENTS,
                     is_optimizer_input=is_optimizer_input,
                 )
 
@@ -188,4 +190,5 @@ def _block_tensor(tensor: StepTensor, size_bytes: int, uses: Consumers, role: Ro
         is_per_step=tensor.op_list.is_per_step,
         is_live_from_start=tensor.is_live_from_start,
         is_live_from_later_starts=tensor.is_live_from_later_starts,
+        part=MemoryPart.GRADIENTS if tensor.is_gradient else tensor.role.part,
     )

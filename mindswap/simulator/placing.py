@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.program import NO_OP, ONE_WAY, Copies, Intervals, MemoryKind, OpKind, Ops, copy_reference
 from mindswap.simulator.tensor_lifetimes import StageTensors
 
@@ -61,7 +62,7 @@ def place_memory(
         costs: durations of transfers.
         num_before: number of copies of the previous stages; intervals refer to copies by position over all stages.
     """
-    is_saved = tensors.is_forward.astype(bool) & (tensors.first_backward != NO_OP)
+    is_saved = tensors.is_saved
     is_copied = (is_saved & (tensors.num_copies > 0)) | (tensors.num_copies == ONE_WAY)
     num_copies = np.abs(tensors.num_copies)
     copied = np.flatnonzero(is_copied)  # few of many
@@ -69,6 +70,7 @@ def place_memory(
 
     last_use = np.maximum.reduce([tensors.begin, tensors.last_forward, tensors.last_backward])
     kind = np.where(is_saved, MemoryKind.KEPT, tensors.kind)
+    part = tensors.live_part
     is_offloaded = is_copied & ~tensors.is_resident.astype(bool)
     # Copies of a tensor are adjacent; the last one releases its device memory.
     last_copy = np.cumsum(num_copies[copied]) - 1
@@ -90,11 +92,13 @@ def place_memory(
         np.full(len(offloaded), MemoryKind.OFFLOADING),
         np.full(len(prefetched), MemoryKind.PREFETCHED),
     )
+    parts = (part[resident], part[offloaded], np.full(len(prefetched), MemoryPart.PREFETCHED_COPIES))
     intervals = Intervals(
         size_bytes=tensors.size_bytes[which],
         begin=np.concatenate((tensors.begin[resident], tensors.begin[offloaded], prefetch_begin)),
         end=np.concatenate((last_use[resident], released_at[offloaded], tensors.last_backward[prefetched])),
         kind=np.concatenate(kinds).astype(np.int8),
+        part=np.concatenate(parts).astype(np.int8),
         label=tensors.label[which],
         layer=tensors.layer[which],
         stage=np.full(len(which), span.stage, np.int32),

@@ -4,7 +4,7 @@ Flat arrays, because a step of a pipeline has hundreds of thousands of operators
 them from captured layers; tests write them by hand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Label
+from mindswap.simulator.memory_parts import MemoryPart
 
 NO_OP = -1  # "no operator" in an array of operator positions
 ONE_WAY = -1  # number of copies of a tensor that is offloaded once and never prefetched
@@ -139,6 +140,7 @@ class Intervals(Table):
     # int64; an operator: freed when it has ended; a copy (`copy_reference`): when its device memory is released
     end: np.ndarray
     kind: np.ndarray  # int8, `MemoryKind`
+    part: np.ndarray  # int8, `MemoryPart`
     label: np.ndarray  # int32, index into `Program.labels`: the producer
     layer: np.ndarray  # int32, -1 outside the layers
     stage: np.ndarray  # int32
@@ -156,6 +158,9 @@ class Program:
     # rate of a copy while the other direction of the same stage is copying, in thousandths of the rate on an idle link
     contended_permille: int = 1000
     num_sequences: int = 1  # pieces that each sequence is split into
+    # for each stage, the parts of its interval of the optimizer (`MemoryPart.OPTIMIZER_TEMPORARIES`), which begins when
+    # other memory is freed: bytes that are added and, negative, freed; empty if a stage has none
+    closing_parts: tuple[Mapping[MemoryPart, int], ...] = ()
     copies_stage: np.ndarray = field(init=False)  # derived: stage of each copy
 
     def __post_init__(self) -> None:

@@ -3,7 +3,8 @@
 Positions count operators in the order in which a stage issues them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from mindswap.simulator.layer_block import Block
 from mindswap.simulator.layout import StageLayout
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.placing import StageSpan, TransferCosts, place_memory
 from mindswap.simulator.program import NO_OP, MemoryKind, Ops, Program, join
 from mindswap.simulator.schedules.rounds import Pass, PassWork
@@ -136,6 +138,7 @@ class _Builder:
         self.ops = _OpsBuilder()
         self.sends: dict[_SendKey, int] = {}  # position of each SEND
         self.receives: dict[int, _SendKey] = {}  # position of a RECEIVE -> the SEND that it waits for
+        self.closing_parts: dict[int, Mapping[MemoryPart, int]] = {}  # by stage, as `Program.closing_parts`
         self.sent: list[_SentTensor] = []  # tensors that the current stage sends to another one
 
     def build(self, stages: Sequence[int]) -> Program:
@@ -159,6 +162,7 @@ class _Builder:
             labels=tuple(self.model.labels),
             contended_permille=self.costs.contended_permille,
             num_sequences=self.layout.num_sequences,
+            closing_parts=tuple(self.closing_parts.get(stage, {}) for stage in stages),
         )
 
     def _build_stage(self, stage: int) -> StageTensors:
@@ -173,9 +177,8 @@ class _Builder:
             self._run(chunks[entry.chunk], entry, _key(entry) in split)
             last_forward = self.last_compute if entry.work is PassWork.FORWARD else last_forward
         tables = self._tensors_of(chunks)
-        closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
-        if closing_bytes:
-            tables += self._optimizer_tensors(closing_bytes, tables)
+        if self.layout.closing_bytes and self.layout.closing_bytes[stage]:
+            tables += self._optimizer_tensors(stage, tables)
         if self.layout.forward_bytes:
             tables.append(
                 StageTensors.filled(
@@ -184,6 +187,7 @@ class _Builder:
                     begin=begin,
                     last_forward=last_forward,
                     kind=MemoryKind.TRANSIENT,
+                    part=MemoryPart.CONSTANTS,
                     label=self.model.label("made of constants"),
                 )
             )
@@ -208,19 +212,26 @@ class _Builder:
                 local.append(per_step_tensors(self.model, begins, list(chunk.groups.values())))
         return [*local, *shared]
 
-    def _optimizer_tensors(self, closing_bytes: int, tables: Sequence[StageTensors]) -> list[StageTensors]:
+    def _optimizer_tensors(self, stage: int, tables: Sequence[StageTensors]) -> list[StageTensors]:
         """Build the memory of the optimizer, which is no operator of the program.
 
         It is added at the last operator of backward, less the tensors that are freed there.
         """
-        closing_bytes -= sum(_bytes_ending_at(table, self.last_compute) for table in tables)
-        if closing_bytes <= 0:
+        closing_bytes = self.layout.closing_bytes[stage]
+        gradient_bytes = self.layout.closing_gradient_bytes[stage] if self.layout.closing_gradient_bytes else 0
+        parts = Counter({MemoryPart.GRADIENTS: gradient_bytes})
+        parts[MemoryPart.OPTIMIZER_TEMPORARIES] = closing_bytes - gradient_bytes
+        for table in tables:
+            parts.subtract(_bytes_ending_at(table, self.last_compute))
+        if parts.total() <= 0:
             return []
+        self.closing_parts[stage] = parts
         table = StageTensors.filled(
-            np.array([closing_bytes]),
+            np.array([parts.total()]),
             is_forward=False,
             begin=self.last_compute,
             kind=MemoryKind.GRADIENT,
+            part=MemoryPart.OPTIMIZER_TEMPORARIES,
             label=self.model.label("gradients for the optimizer"),
         )
         return [table]
@@ -239,6 +250,7 @@ class _Builder:
             last_forward=np.where(is_forward, send_op, NO_OP),
             last_backward=np.where(is_forward, NO_OP, send_op),
             kind=MemoryKind.TRANSIENT,
+            part=MemoryPart.COMMUNICATION,
             label=self.model.label("sent"),
             micro_batch=0,
         )
@@ -311,10 +323,13 @@ def _stage_of_segment(layout: StageLayout) -> Iterator[tuple[int, int]]:
             yield from ((segment, stage) for segment in segments)
 
 
-def _bytes_ending_at(table: StageTensors, op: int) -> int:
-    """Return the bytes of tensors whose last use is the given operator, without those kept for the optimizer."""
+def _bytes_ending_at(table: StageTensors, op: int) -> Counter[MemoryPart]:
+    """Return the bytes of tensors whose last use is the given operator by part, without those for the optimizer."""
     last_use = np.maximum.reduce([table.begin, table.last_forward, table.last_backward])
-    return int(table.size_bytes[(last_use == op) & ~table.is_optimizer_input].sum())
+    ending: Counter[MemoryPart] = Counter()
+    for row in np.flatnonzero((last_use == op) & ~table.is_optimizer_input):
+        ending[MemoryPart(table.live_part[row])] += int(table.size_bytes[row])
+    return ending
 
 
 def _without_unsent_uses(table: StageTensors, sent: Sequence[_SentTensor]) -> StageTensors:

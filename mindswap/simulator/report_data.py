@@ -1,7 +1,9 @@
 """Data of all reports and plots of a simulated step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.timeline import MemoryProfile, StallCause, StepTerm, Timeline
 
@@ -32,7 +34,8 @@ class PeakContributor:
     """Activations of one operator and memory kind over all layers that are on the device at the peak."""
 
     label: str  # operator that produces them
-    kind: MemoryKind  # purpose of the memory
+    kind: MemoryKind  # purpose of the memory over time
+    part: MemoryPart  # part of the memory
     size_bytes: int  # sum of all of them
     num_tensors: int  # number of memory intervals
     layers: tuple[int, ...]  # ascending; -1 for outside the layers
@@ -74,8 +77,8 @@ class StageReport:
     """
 
     stage: int
-    # static memory, such as parameters or workspace: (name, bytes)
-    static_parts: tuple[tuple[str, int], ...]
+    static_parts: Mapping[MemoryPart, int]  # bytes of static memory, such as weights or workspace
+    parts: Mapping[MemoryPart, int]  # bytes at the peak, static memory included; all parts, in their order
     memory: MemoryProfile  # activation memory over time
     moment: Moment  # time of the peak
     holders: tuple[PeakContributor, ...]  # activations on the device at the peak, largest first
@@ -93,7 +96,7 @@ class StageReport:
     @property
     def static_bytes(self) -> int:
         """Static memory of the stage in bytes."""
-        return sum(size_bytes for _, size_bytes in self.static_parts)
+        return sum(self.static_parts.values())
 
     @property
     def peak_bytes(self) -> int:
@@ -129,7 +132,6 @@ class SimulationReport:
     outside_bytes: int = 0  # HCCL buffers of one card, outside MindSpore's pool
     outside: str = ""  # the same as text; "" for none
     margin_permille: int = 0  # thousandths of the budget that plans keep free
-    weight_casts: frozenset[str] = frozenset()  # labels of casts of all-gathered weights
 
     @property
     def step_time_ns(self) -> int:

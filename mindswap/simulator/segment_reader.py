@@ -8,16 +8,17 @@ from typing import NamedTuple
 from mindswap.graph.analysis.collectives import Collective
 from mindswap.graph.analysis.saved_tensors import Label, Names
 from mindswap.graph.analysis.work import Work, WorkMeter
-from mindswap.graph.layer_paths import find_weight_gradients
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
 from mindswap.graph.passes.fusion import Fusion, find_fusions, find_unwritten
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.ring_attention import RING, list_rounds
 from mindswap.simulator.layer_block import BlockOp, Consumers
+from mindswap.simulator.memory_parts import TensorRole
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.ring_attention import ring_buffers, ring_ops
 from mindswap.simulator.segments import backward_segments, count_layers, find_start_operators, forward_segments
+from mindswap.simulator.tensor_roles import RoleFinder
 
 
 class OpList(NamedTuple):
@@ -55,6 +56,7 @@ class StepTensor:
     op_list: OpList  # operator list of its producer
     producer_op_index: int  # position of its producer in that list
     is_recomputed: bool  # produced by a recomputed operator
+    role: TensorRole
     uses: dict[int, list[int]] = field(default_factory=dict)  # segment -> fields of `Consumers` without the last
     last_per_step: int = NO_OP  # last use by an operator that runs once
     is_read: bool = False  # some operator reads it
@@ -125,7 +127,7 @@ class StepReader:
 
     def __post_init__(self) -> None:
         self.num_layers = count_layers(self.graph)  # compiled layers
-        self.weight_nodes = find_weight_gradients(self.graph)
+        self.roles = RoleFinder(self.graph, self.num_layers)
 
     def read(self) -> None:
         """Read all operators of the graph, forward first."""
@@ -194,6 +196,7 @@ class StepReader:
     def _read(self, node: Node, op_list: OpList) -> None:
         if node.name in self.static:
             return
+        self.roles.note_source(node)
         if node.op in VIEW_OPS or node.op == "MoveTo":
             self.values[node.name] = self.values.get(node.inputs[0], ())
         elif node.op == "TupleGetItem":
@@ -217,7 +220,7 @@ class StepReader:
         """
         ops = self.ops.setdefault(op_list, [])
         label, read = self._label(node, op_list), list(self._tensors_of(node.inputs))
-        is_weight = not op_list.is_forward and node.name in self.weight_nodes
+        is_weight = not op_list.is_forward and node.name in self.roles.weight_gradients
         collectives = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
         begin = self._made_at(node, op_list) if collectives else NO_OP
         waits = [
@@ -245,7 +248,8 @@ class StepReader:
             untimed = UntimedOp(node, label, kind, max(waits, default=NO_OP), wait_per_step, is_weight)
             exchange = next((c for c in collectives if c.kind == RING), None)
             ops += [untimed] if exchange is None else self._run_ring(untimed, op_list, position, exchange, read)
-        outputs = self._make_outputs(node, label, op_list, position, read)
+        role = self._role(node, op_list, read, is_communication=bool(after))
+        outputs = self._make_outputs(node, label, op_list, position, read, role)
         for name, duration_ns in after:
             _communicate(ops, label, name, duration_ns, NO_OP, is_weight)
         if ops[-1].kind is OpKind.COLLECTIVE:
@@ -266,14 +270,25 @@ class StepReader:
 
         ops = ring_ops(self._timed(attention, op_list), rounds, begin, time_ns, self.collective_ns(exchange))
         size_bytes = ring_buffers(operands, is_forward)
-        buffers = StepTensor(f"{attention.label} ring", TensorType((), "", size_bytes), op_list, begin, False)
+        role = self._role(node, op_list, read, is_communication=True)
+        buffers = StepTensor(f"{attention.label} ring", TensorType((), "", size_bytes), op_list, begin, False, role)
         self.tensors.append(buffers)
         for tensor in (buffers, *read):
             tensor.note_use(op_list, begin + len(ops) - 1, False)
         return ops
 
+    def _role(self, node: Node, op_list: OpList, read: Sequence[StepTensor], is_communication: bool) -> TensorRole:
+        roles = (tensor.role for tensor in read)
+        return self.roles.role(node, op_list.segment, op_list.is_forward, roles, is_communication)
+
     def _make_outputs(
-        self, node: Node, label: Label, op_list: OpList, position: int, read: Sequence[StepTensor]
+        self,
+        node: Node,
+        label: Label,
+        op_list: OpList,
+        position: int,
+        read: Sequence[StepTensor],
+        role: TensorRole,
     ) -> list[StepTensor]:
         is_recomputed = node.is_duplicate and not op_list.is_forward
         if node.name in self.unwritten:  # its readers read the inputs of the fused kernel
@@ -290,6 +305,7 @@ class StepReader:
                 op_list,
                 position,
                 is_recomputed,
+                role,
                 is_live_from_start=is_live_from_start,
                 is_live_from_later_starts=is_live_from_later_starts,
             )

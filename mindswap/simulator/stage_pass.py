@@ -375,6 +375,7 @@ class MicroBatchGroup:
             first_backward=self.in_backward(tensors.first_backward).ravel(),
             last_backward=last_backward.ravel(),
             kind=repeat(tensors.kind),
+            part=repeat(tensors.part),
             label=repeat(tensors.label),
             layer=repeat(tensors.layer),
             prefetch=repeat(tensors.prefetch),

@@ -20,6 +20,7 @@ from mindswap.simulator.layer_block import (
     tensor_columns,
     use_rows,
 )
+from mindswap.simulator.memory_parts import MemoryPart, Phase, TensorRole
 from mindswap.simulator.program import NO_OP, MemoryKind, join
 from mindswap.simulator.stage_pass import MicroBatchGroup, ModelSegments, StagePass, neighbour_reads, shift
 from mindswap.simulator.tensor_lifetimes import PassTensors, StageTensors
@@ -51,6 +52,7 @@ class _SharedTensor(NamedTuple):
     begin: int
     label: int
     layer: int
+    part: int
 
 
 class BoundaryColumns(NamedTuple):
@@ -102,6 +104,7 @@ class ChunkTensors:
             first_backward=first_backward,
             last_backward=last_backward,
             kind=np.concatenate([table.kind for table in tables]),
+            part=np.concatenate([table.part for table in tables]),
             label=self.model.labels_of(segments, [table.label for table in tables]),
             layer=_layers(self.model, segments, tables),
             prefetch=np.concatenate([table.prefetch for table in tables]),
@@ -160,7 +163,8 @@ class ChunkTensors:
                 for read in neighbour_reads(model.blocks[segment], is_forward):
                     reads.append(_SharedRead(len(rows), segment, read.uses))
                     label, layer = model.label("received"), model.layer_of(segment)
-                    rows.append(_SharedTensor(read.size_bytes, is_forward, 0, label, layer))
+                    part = MemoryPart.COMMUNICATION
+                    rows.append(_SharedTensor(read.size_bytes, is_forward, 0, label, layer, part))
         row_of_role: dict[Role, int] = {}
         for segment in segments:
             for role, tensor in shared_by(model.blocks[segment]):
@@ -169,10 +173,12 @@ class ChunkTensors:
                 if row == len(rows):  # a tensor of another stage is live from the start
                     begin = self._position_in_pass(stage_pass.starts[first_segment], role.is_forward)
                     label = model.label("shared by layers")
-                    rows.append(_SharedTensor(tensor.size_bytes, role.is_forward, begin, label, NO_OP))
+                    part = _part_of_shared(tensor, role)
+                    rows.append(_SharedTensor(tensor.size_bytes, role.is_forward, begin, label, NO_OP, part))
                 if isinstance(tensor, BlockTensor):
                     position = stage_pass.starts[segment] + tensor.producer_op_index
-                    rows[row] = rows[row]._replace(begin=self._position_in_pass(position, role.is_forward))
+                    begin = self._position_in_pass(position, role.is_forward)
+                    rows[row] = rows[row]._replace(begin=begin, part=tensor.part)
                 reads.append(_SharedRead(row, segment, tensor.uses))
         return self._with_reads(rows, reads)
 
@@ -236,6 +242,7 @@ def per_step_tensors(
         first_backward=np.minimum.reduce(first_backward),
         last_backward=np.maximum.reduce(last_backward),
         kind=np.concatenate([table.kind for table in tables]),
+        part=np.concatenate([table.part for table in tables]),
         label=model.labels_of(segments, [table.label for table in tables]),
         layer=_layers(model, segments, tables),
         prefetch=np.concatenate([table.prefetch for table in tables]),
@@ -257,6 +264,13 @@ def _starts(group: MicroBatchGroup, segments: Sequence[int], sizes: Sequence[int
 def _layers(model: ModelSegments, segments: Sequence[int], tables: Sequence[TensorColumns]) -> np.ndarray:
     """Return the layer of each tensor of some segments."""
     return np.repeat([model.layer_of(segment) for segment in segments], [len(table) for table in tables])
+
+
+def _part_of_shared(tensor: BlockTensor | Read, role: Role) -> MemoryPart:
+    """Return the part of a tensor that all layers share; of one that another stage produces, only the pass is known."""
+    if isinstance(tensor, BlockTensor):
+        return tensor.part
+    return TensorRole(Phase.FORWARD if role.is_forward else Phase.BACKWARD).part
 
 
 def _far_if_none(positions: np.ndarray) -> np.ndarray:

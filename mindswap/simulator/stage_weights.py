@@ -49,6 +49,7 @@ class StageWeights:
     static: tuple[StaticMemory, ...]
     # bytes that the optimizer allocates in addition to the gradients that backward leaves
     closing_bytes: tuple[int, ...]
+    closing_gradient_bytes: tuple[int, ...]  # the part of them that are gradients
     forward_bytes: int  # tensors that each virtual chunk computes from constants, live until the last forward
     reduction_ns: tuple[tuple[int, ...], ...]  # time of reducing the gradients of each segment of the model
     min_reduction_ns: int  # minimum exposed reduction time: gradients that are produced at the end of backward
@@ -76,6 +77,8 @@ def weigh_stages(
     # With one micro-step, tensors computed from constants are ordinary activations.
     forward_bytes, step_bytes = constant_operator_bytes(plain) if settings.num_micro_steps > 1 else (0, 0)
     reduction_ns = tuple(_reduction_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
+    trained = ([weight for weight in stage if weight.is_trained] for stage in parameters)
+    closing = [_closing_memory(stage, rule, settings) for stage in trained]
     return StageWeights(
         rule=rule,
         parameters=parameters,
@@ -88,9 +91,8 @@ def weigh_stages(
             device=device,
             made_once_bytes=step_bytes,
         ),
-        closing_bytes=tuple(
-            _closing_bytes([weight for weight in stage if weight.is_trained], rule, settings) for stage in parameters
-        ),
+        closing_bytes=tuple(memory.total_bytes for memory in closing),
+        closing_gradient_bytes=tuple(memory.gradient_bytes for memory in closing),
         forward_bytes=forward_bytes,
         reduction_ns=reduction_ns,
         min_reduction_ns=max(
@@ -209,8 +211,15 @@ def _static_memory(
     )
 
 
-def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule, settings: StepSettings) -> int:
-    """Return the bytes that the optimizer allocates in addition to the gradients that backward leaves.
+class _ClosingMemory(NamedTuple):
+    """Memory that the optimizer allocates in addition to the gradients that backward leaves."""
+
+    total_bytes: int
+    gradient_bytes: int  # scaled gradients, less those that are freed; may be negative
+
+
+def _closing_memory(parameters: Sequence[Parameter], rule: GradientRule, settings: StepSettings) -> _ClosingMemory:
+    """Compute the memory that the optimizer allocates in addition to the gradients that backward leaves.
 
     Inputs of gradient reductions are freed by then. An optimizer of single operators first computes, for all weights,
     the products that depend on the scaled gradients and on constants only. AdamW then updates the weights in model
@@ -221,22 +230,27 @@ def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule, settings
     ranks = rule.sharding.num_ranks
     tensors = _optimizer_tensors(settings)
     closing = gone = most = waiting = 0
+    gradients = gone_gradients = gone_at_most = 0
     for position, parameter in enumerate(parameters):
         shards = num_parameter_shards(parameter, ranks)
         scaled = rule.final_bytes(parameter.size_bytes, parameter.num_elements, shards)
         is_reduced = rule.is_shared and parameter.num_copies != 1
         _, sent_bytes, kept_bytes = rule.parts_bytes(parameter.size_bytes, shards >= ranks, is_reduced)
-        closing, waiting = closing + max(0, scaled - kept_bytes), waiting + sent_bytes
+        gradients, waiting = gradients + max(0, scaled - kept_bytes), waiting + sent_bytes
         each = ceil_div(parameter.num_elements * FLOAT32_BYTES, shards)
         if settings.is_state_offloaded:
             gone -= sum(state_sizes(parameter, settings))
-            most = max(most, tensors.num_with_states * each - gone)
-            gone += scaled
+            updating = tensors.num_with_states * each
+            products = 0
         else:
-            closing += tensors.num_products * each
-            most = max(most, tensors.num_in_update(position) * each - gone)
-            gone += scaled + tensors.num_products * each
-    return max(0, closing + most - waiting)
+            updating = tensors.num_in_update(position) * each
+            products = tensors.num_products * each
+        if updating - gone > most:
+            # A fused update frees the gradient before its last kernel, which has a temporary more.
+            most, gone_at_most = updating - gone, gone_gradients + scaled * settings.is_fused
+        closing, gone, gone_gradients = closing + products, gone + scaled + products, gone_gradients + scaled
+    total_bytes = max(0, gradients + closing + most - waiting)
+    return _ClosingMemory(total_bytes, gradients - waiting - gone_at_most)
 
 
 class _OptimizerTensors(NamedTuple):

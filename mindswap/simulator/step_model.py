@@ -13,7 +13,6 @@ from mindswap.graph.analysis.collectives import Collective
 from mindswap.graph.analysis.saved_tensors import Label
 from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.ops import ComputeUnit, classify
-from mindswap.graph.passes.gather import is_gathering
 from mindswap.policy.formats.mindformers1.truncate import truncated_offset
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import has_swaps, layer_key, with_recompute_only
@@ -113,7 +112,12 @@ def _make_parts(
             partial(send_ns, is_within_node=is_within_node, device=costs.device),
             costs.device.contended_permille,
         ),
-        layout=replace(layout, closing_bytes=weights.closing_bytes, forward_bytes=weights.forward_bytes),
+        layout=replace(
+            layout,
+            closing_bytes=weights.closing_bytes,
+            closing_gradient_bytes=weights.closing_gradient_bytes,
+            forward_bytes=weights.forward_bytes,
+        ),
         weights=weights,
         collectives={**captured.collectives, **layers.gathers},
         has_single_micro_step=layout.num_micro_steps == 1,
@@ -360,14 +364,6 @@ class StepModel:
             return repeated_reduction_ns(reduction_ns, backward_ns, last_forward_ns(timeline, stage), num_reductions)
 
         return max(exposed_ns(stage, reduction_ns) for stage, reduction_ns in enumerate(self.weights.reduction_ns))
-
-    @property
-    def weight_casts(self) -> frozenset[str]:
-        """Labels of casts of all-gathered weights: backward saves the cast in place of the gathered weight."""
-        graph = self.captured.graph
-        gathered = {node.name for node in graph.forward if is_gathering(node)}
-        casts = (node for node in graph.forward if node.op == "Cast" and not gathered.isdisjoint(node.inputs))
-        return frozenset(str(self.names(node)) for node in casts)
 
     def model_flops(self) -> int:
         """Return the floating point operations of matrix units in one step without recompute, over all cards."""

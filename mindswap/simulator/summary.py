@@ -5,6 +5,7 @@ Stalls by cause, memory of each stage at its peak, and saved, swapped and recomp
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from mindswap.policy.model import Layers
 from mindswap.policy.wording import format_layers
 from mindswap.simulator.cost.static_memory import StaticMemory
 from mindswap.simulator.memory import profile_memory
-from mindswap.simulator.program import MemoryKind, OpKind
+from mindswap.simulator.memory_parts import MemoryPart
+from mindswap.simulator.program import MemoryKind, OpKind, Program
 from mindswap.simulator.report_data import Cause, LayerRow, Moment, PeakContributor, StageReport
 from mindswap.simulator.timeline import MemoryProfile, StallCause, Timeline, find_waits
 
@@ -85,13 +87,8 @@ def _measure_stage(timeline: Timeline, memory: MemoryProfile, static: StaticMemo
     copies = np.flatnonzero(program.copies_stage == stage)
     return StageReport(
         stage=stage,
-        static_parts=(
-            ("parameters", static.parameter_bytes),
-            ("sums of gradients", static.gradient_bytes),
-            ("optimizer state", static.optimizer_bytes),
-            ("workspace", static.workspace_bytes),
-            ("constants", static.constant_bytes),
-        ),
+        static_parts=static.parts,
+        parts=_peak_parts(program, memory, static),
         memory=memory,
         moment=_find_moment(timeline, compute, memory.peak_ns),
         holders=_find_holders(timeline, memory),
@@ -122,20 +119,41 @@ def _find_moment(timeline: Timeline, compute: np.ndarray, peak_ns: int) -> Momen
     )
 
 
+def _peak_parts(program: Program, memory: MemoryProfile, static: StaticMemory) -> dict[MemoryPart, int]:
+    """Return the bytes of all parts at the peak of a stage, static memory included."""
+    parts = dict.fromkeys(MemoryPart, 0) | static.parts
+    live = program.intervals.rows(memory.holders)
+    for part in MemoryPart:
+        parts[part] += int(live.size_bytes[live.part == part].sum())
+    if parts[MemoryPart.OPTIMIZER_TEMPORARIES]:  # one interval, which replaces memory of other parts
+        parts[MemoryPart.OPTIMIZER_TEMPORARIES] = 0
+        for part, size_bytes in program.closing_parts[memory.stage].items():
+            parts[part] += size_bytes
+    return parts
+
+
+class _HolderKey(NamedTuple):
+    label: int
+    kind: int
+    part: int
+
+
 def _find_holders(timeline: Timeline, memory: MemoryProfile) -> tuple[PeakContributor, ...]:
     intervals, labels = timeline.program.intervals, timeline.program.labels
-    groups: dict[tuple[int, int], list[int]] = {}
+    groups: dict[_HolderKey, list[int]] = {}
     for position in memory.holders.tolist():
-        groups.setdefault((int(intervals.label[position]), int(intervals.kind[position])), []).append(position)
+        columns = (intervals.label, intervals.kind, intervals.part)
+        groups.setdefault(_HolderKey(*(int(column[position]) for column in columns)), []).append(position)
     holders = [
         PeakContributor(
-            label=str(labels[label]),
-            kind=MemoryKind(kind),
+            label=str(labels[key.label]),
+            kind=MemoryKind(key.kind),
+            part=MemoryPart(key.part),
             size_bytes=int(intervals.size_bytes[positions].sum()),
             num_tensors=len(positions),
             layers=tuple(np.unique(intervals.layer[positions]).tolist()),
         )
-        for (label, kind), positions in groups.items()
+        for key, positions in groups.items()
     ]
     return tuple(sorted(holders, key=lambda holder: -holder.size_bytes))
 

@@ -5,7 +5,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from mindswap.simulator.program import NO_OP, Table
+from mindswap.simulator.memory_parts import MemoryPart, live_part
+from mindswap.simulator.program import NO_OP, ONE_WAY, Table
+
+# Part of a tensor that is saved for backward, by the number of its part otherwise.
+PART_IF_SAVED = np.array([live_part(part, is_saved=True) for part in MemoryPart], np.int8)
 
 L = TypeVar("L", bound="TensorLifetimes")
 
@@ -43,6 +47,7 @@ class PassTensors(TensorLifetimes):
     first_backward: np.ndarray  # int64, first use in backward
     last_backward: np.ndarray  # int64, last use in backward
     kind: np.ndarray  # int8, `MemoryKind` if the tensor is not saved for backward
+    part: np.ndarray  # int8, `MemoryPart` if the tensor is not saved for backward
     label: np.ndarray  # int32, label number of the step
     layer: np.ndarray  # int64, layer of the model; `NO_OP` outside the layers
     prefetch: np.ndarray  # int64, `backward_prefetch` of its copies
@@ -63,6 +68,7 @@ class StageTensors(TensorLifetimes):
     first_backward: np.ndarray
     last_backward: np.ndarray
     kind: np.ndarray
+    part: np.ndarray
     label: np.ndarray
     layer: np.ndarray
     prefetch: np.ndarray
@@ -70,3 +76,14 @@ class StageTensors(TensorLifetimes):
     is_resident: np.ndarray
     is_optimizer_input: np.ndarray
     micro_batch: np.ndarray  # int64, micro-step that produces it
+
+    @property
+    def is_saved(self) -> np.ndarray:
+        """Whether each tensor is saved for backward: bool."""
+        return self.is_forward.astype(bool) & (self.first_backward != NO_OP)
+
+    @property
+    def live_part(self) -> np.ndarray:
+        """Part of each tensor, the prefetched copies of it aside: int8, `MemoryPart`."""
+        is_saved = self.is_saved | (self.num_copies == ONE_WAY)
+        return np.where(is_saved, PART_IF_SAVED[self.part], self.part)

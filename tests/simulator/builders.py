@@ -14,6 +14,7 @@ import numpy as np
 
 from mindswap.graph.model import Graph
 from mindswap.simulator.layer_block import Block
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.partition import BlockBuilder
 from mindswap.simulator.program import NO_OP, Copies, Intervals, MemoryKind, OpKind, Ops, Program
 from mindswap.simulator.timeline import Timeline
@@ -56,6 +57,7 @@ class Span(NamedTuple):
     end: int
     kind: MemoryKind = MemoryKind.KEPT
     stage: int = 0
+    part: MemoryPart = MemoryPart.SAVED_ACTIVATIONS
 
 
 def ops_of(text: str) -> list[Op]:
@@ -102,6 +104,7 @@ def program_of(
             begin=column(spans, "begin"),
             end=column(spans, "end"),
             kind=column(spans, "kind").astype(np.int8),
+            part=column(spans, "part").astype(np.int8),
             label=np.zeros(len(spans), np.int32),
             layer=np.zeros(len(spans), np.int32),
             stage=column(spans, "stage").astype(np.int32),

@@ -21,6 +21,7 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.engine import run_program
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB, node
@@ -242,10 +243,14 @@ def test_the_bound_is_below_every_policy(sharding, settings):
         assert min_step_ns(bound_inputs, keep.peak_bytes, 10**12, allow) == keep.step_time_ns
 
 
-def test_casts_of_gathered_weights_are_told_from_activations():
-    behind = model(sharding=WeightSharding(8, is_cast_after_gather=True))
-    assert behind.weight_casts == {"mlp.cast"}
-    assert model(sharding=WeightSharding()).weight_casts == frozenset()
+@pytest.mark.parametrize("sharding", [WeightSharding(8, is_cast_after_gather=True), WeightSharding()])
+def test_casts_of_weights_are_gathered_weights_and_no_activations(sharding):
+    program = model(sharding=sharding).simulate(KEEP_ALL).timeline.program
+    parts: dict[str, set[MemoryPart]] = {}
+    for label, part in zip(program.intervals.label.tolist(), program.intervals.part.tolist(), strict=True):
+        parts.setdefault(str(program.labels[label]), set()).add(MemoryPart(part))
+    assert MemoryPart.GATHERED_WEIGHTS in parts["mlp.cast"]
+    assert MemoryPart.SAVED_ACTIVATIONS not in parts["mlp.cast"]
 
 
 def test_casts_of_gathered_weights_run_first_in_later_micro_batches():

@@ -18,7 +18,7 @@ from mindswap.simulator.cost.static_memory import Parameter
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import interval_times, profile_memory
 from mindswap.simulator.program import MemoryKind, OpKind, Program
-from mindswap.simulator.stage_weights import _closing_bytes
+from mindswap.simulator.stage_weights import _closing_memory
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB, node
 from tests.simulator.cost.builders import device
@@ -194,7 +194,7 @@ def test_states_on_the_host_come_with_their_weights(settings, num_more):
 def test_states_on_the_host_stay_to_the_end_and_gradients_go(sizes_kib, closing_kib):
     weights = [Parameter("w", size * KIB, size * KIB // 4) for size in sizes_kib]
     settings = replace(SETTINGS, optimizer="AdamW", is_rate_constant=True, is_state_offloaded=True, num_micro_batches=2)
-    assert _closing_bytes(weights, GradientRule(True), settings) == closing_kib * KIB
+    assert _closing_memory(weights, GradientRule(True), settings).total_bytes == closing_kib * KIB
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_states_on_the_host_stay_to_the_end_and_gradients_go(sizes_kib, closing_
 def test_weights_are_updated_in_turn(settings, sizes_kib, closing_kib):
     weights = [Parameter("w", size * KIB, size * KIB // 4) for size in sizes_kib]
     settings = replace(SETTINGS, optimizer="AdamW", **settings)
-    assert _closing_bytes(weights, GradientRule(), settings) == closing_kib * KIB
+    assert _closing_memory(weights, GradientRule(), settings).total_bytes == closing_kib * KIB
 
 
 def test_what_waited_for_communication_makes_room_for_the_optimizer():
@@ -302,4 +302,4 @@ def test_only_what_other_ranks_have_waited_for_communication(is_shared, num_copi
     """One weight of 1 KiB under AdamW: 3 KiB of products, less what is gone by then."""
     weights = [Parameter("w", KIB, KIB // 4, num_copies=num_copies)]
     settings = replace(SETTINGS, optimizer="AdamW", is_rate_constant=True)
-    assert _closing_bytes(weights, GradientRule(is_shared=is_shared), settings) == closing_kib * KIB
+    assert _closing_memory(weights, GradientRule(is_shared=is_shared), settings).total_bytes == closing_kib * KIB

@@ -7,6 +7,7 @@ In the execution order a copy out stands behind its maker: with tensors made by 
 import numpy as np
 import pytest
 
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.placing import StageSpan, TransferCosts, place_memory
 from mindswap.simulator.program import NO_OP, ONE_WAY, MemoryKind, OpKind
 from mindswap.simulator.tensor_lifetimes import StageTensors
@@ -19,7 +20,8 @@ COSTS = TransferCosts(lambda size: 2 * size, lambda size: 3 * size)
 def tensor(begin=0, user=8, prefetch=1, **changes):
     """A swapped tensor of 7 bytes, made in forward; `user` is its only use in backward."""
     row = dict(size_bytes=7, is_forward=True, begin=begin, last_forward=begin + 1, first_backward=user,
-               last_backward=user, kind=MemoryKind.TRANSIENT, label=0, layer=0, micro_batch=0, prefetch=prefetch,
+               last_backward=user, kind=MemoryKind.TRANSIENT, part=MemoryPart.TEMPORARIES,
+               label=0, layer=0, micro_batch=0, prefetch=prefetch,
                num_copies=1, is_resident=False, is_optimizer_input=False)  # fmt: skip
     return row | changes
 

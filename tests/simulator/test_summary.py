@@ -5,10 +5,18 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from mindswap.simulator.cost.static_memory import StaticMemory
 from mindswap.simulator.engine import run_program
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.report_data import Cause, LayerRow, Moment, PeakContributor
-from mindswap.simulator.summary import group_layer_rows, host_bytes_per_node, measure_layers, peak_host_bytes
+from mindswap.simulator.summary import (
+    group_layer_rows,
+    host_bytes_per_node,
+    measure_layers,
+    measure_stages,
+    peak_host_bytes,
+)
 from mindswap.simulator.timeline import StallCause
 from tests.report.simulated import GIB, MIB, MS, large_program, pipeline_report, report_of, small_report
 from tests.simulator.builders import Span, program_of
@@ -64,7 +72,34 @@ def test_host_memory_that_is_given_back_is_taken_again_at_the_same_moment():
 def test_the_peak_has_a_moment_and_holders():
     (stage,) = small_report().stages
     assert stage.moment == Moment(0, "forward", 0, 0, "ffn Mul")
-    assert stage.holders == (PeakContributor("ffn Mul", MemoryKind.OFFLOADING, 64 * MIB, 1, (0,)),)
+    assert stage.holders == (
+        PeakContributor("ffn Mul", MemoryKind.OFFLOADING, MemoryPart.SAVED_ACTIVATIONS, 64 * MIB, 1, (0,)),
+    )
+
+
+def test_parts_at_the_peak_add_up_to_it():
+    (stage,) = small_report().stages
+    assert list(stage.parts) == list(MemoryPart)
+    assert sum(stage.parts.values()) == stage.peak_bytes
+    assert stage.parts[MemoryPart.SAVED_ACTIVATIONS] == 64 * MIB
+    assert stage.parts[MemoryPart.OPTIMIZER_STATES] == stage.static_parts[MemoryPart.OPTIMIZER_STATES] > 0
+
+
+def test_memory_of_the_optimizer_replaces_what_is_freed_as_it_begins():
+    # 30 of gradients and 20 of activations are freed, and 40 scaled gradients and 25 temporaries take their place.
+    gradient, activation = MemoryPart.GRADIENTS, MemoryPart.ACTIVATION_GRADIENTS
+    spans = [
+        Span(30, 0, 1, MemoryKind.GRADIENT, part=gradient),
+        Span(20, 0, 1, part=activation),
+        Span(15, 1, 1, MemoryKind.GRADIENT, part=MemoryPart.OPTIMIZER_TEMPORARIES),
+    ]
+    closing = {gradient: 40 - 30, activation: -20, MemoryPart.OPTIMIZER_TEMPORARIES: 25}
+    program = replace(program_of("F5 B5", spans=spans), closing_parts=(closing,))
+    (stage,) = measure_stages(run_program(program), [StaticMemory(0, 0, 0, 0)])
+    assert {part: size for part, size in stage.parts.items() if size} == {
+        gradient: 40, MemoryPart.OPTIMIZER_TEMPORARIES: 25
+    }  # fmt: skip
+    assert sum(stage.parts.values()) == stage.peak_bytes
 
 
 def test_causes_of_waiting_are_sorted_by_time():

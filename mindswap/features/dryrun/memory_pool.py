@@ -6,9 +6,9 @@ of launch with its stream.
 """
 
 import csv
+import functools
 import re
 import sys
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,20 +16,13 @@ from itertools import accumulate
 from pathlib import Path
 
 from mindswap.errors import LaunchError
+from mindswap.features.dryrun.block_roles import LAYER, find_parts, operator_type
 from mindswap.files import csv_field_limit
 from mindswap.runtime.logs.read import read_worker_log
+from mindswap.simulator.memory_parts import MemoryPart
 
 # Names in the folder of a rank.
 LOG, TRACKER = "log", "tracker"
-# Block types of `memory_block.csv`; blocks without a type belong to the pool itself.
-WEIGHT, CONSTANT = "Weight", "ConstantValue"
-_STATES = ("adam_m.", "adam_v.", "moment1.", "moment2.", "exp_avg", "max_exp_avg")
-LAYER = re.compile(r"/(?:layers-\w+|\w*[lL]ayers-CellList)/(\d+)-\w+/(.*)")
-_OPERATOR = re.compile(r"-op\d+(?:_\d+)?$")
-CATEGORIES = (
-    "weights", "optimizer states", "gathered weights", "gradients", "saved activations", "copies back", "constants",
-    "other",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,12 +41,7 @@ class PoolBlock:
     @property
     def operator(self) -> str:
         """Name of the operator type: `MatMul` of `Default/.../MatMul-op3`; the full name of a parameter."""
-        return _OPERATOR.sub("", self.name.rpartition("/")[2])
-
-    @property
-    def is_backward(self) -> bool:
-        """Return whether an operator of the gradient allocated the block."""
-        return self.name.startswith("Gradients/")
+        return operator_type(self.name)
 
     @property
     def cell(self) -> tuple[int, str] | None:
@@ -104,8 +92,6 @@ class DryRun:
 
     curve: tuple[tuple[int, int], ...] = field(init=False)
     peak_tick: int = field(init=False)
-    _backward_ticks: tuple[int, ...] = field(init=False)  # ascending ticks of operators of the gradient
-    _gathered_weight_readers: frozenset[str] = field(init=False)  # operators that read an AllGather of forward
 
     def __post_init__(self) -> None:
         changes: Counter[int] = Counter()
@@ -116,51 +102,27 @@ class DryRun:
         curve = tuple(zip(ticks, accumulate(changes[tick] for tick in ticks), strict=True))
         object.__setattr__(self, "curve", curve)
         object.__setattr__(self, "peak_tick", max(curve, key=lambda point: point[1], default=(0, 0))[0])
-        backward = sorted(tick for tick, name in self.operators.items() if name.startswith("Gradients/"))
-        object.__setattr__(self, "_backward_ticks", tuple(backward))
-        gathered = (block for block in self.blocks if "AllGather" in block.operator and not block.is_backward)
-        readers = frozenset(self.operators.get(tick, "") for block in gathered for tick in block.uses)
-        object.__setattr__(self, "_gathered_weight_readers", readers)
 
     def live_blocks(self, tick: int | None = None) -> list[PoolBlock]:
         """Return the blocks that are live at a tick (default: the peak), largest first."""
         at = self.peak_tick if tick is None else tick
         return sorted((b for b in self.blocks if b.start <= at < b.end), key=lambda block: -block.size_bytes)
 
-    def category_bytes(self, tick: int | None = None) -> dict[str, int]:
-        """Return the live bytes per category of `CATEGORIES` at a tick (default: the peak)."""
-        sums = dict.fromkeys(CATEGORIES, 0)
+    def part_bytes(self, tick: int | None = None) -> dict[MemoryPart, int]:
+        """Return the live bytes of all parts at a tick (default: the peak)."""
+        sums = dict.fromkeys(MemoryPart, 0)
         for block in self.live_blocks(tick):
-            sums[self.category(block)] += block.size_bytes
+            sums[self.part(block)] += block.size_bytes
         return sums
 
-    def category(self, block: PoolBlock) -> str:
-        """Return the category of a block, one of `CATEGORIES`."""
-        if block.kind == WEIGHT:
-            return "optimizer states" if block.name.startswith(_STATES) else "weights"
-        if block.kind == CONSTANT:
-            return "constants"
-        is_cast_of_gathered = block.operator == "Cast" and block.name in self._gathered_weight_readers
-        if not block.is_backward and ("AllGather" in block.operator or is_cast_of_gathered):
-            return "gathered weights"
-        if block.operator.startswith("MoveTo"):
-            return "copies back"
-        if self._is_gradient(block):
-            return "gradients"
-        # Saved for backward: operators of the gradient ran between its allocation and its last use.
-        num_backward_before = bisect_right(self._backward_ticks, block.start)
-        if not block.is_backward and num_backward_before < bisect_right(self._backward_ticks, block.last_use):
-            return "saved activations"
-        return "other"
+    def part(self, block: PoolBlock) -> MemoryPart:
+        """Return the part of the memory that a block of this run is."""
+        return self._parts[id(block)]
 
-    def _is_gradient(self, block: PoolBlock) -> bool:
-        """Return whether a block is a weight gradient: reduced over ranks, or the cast before the reduction."""
-        reader = self.operators.get(block.last_use, "")
-        reader_type = _OPERATOR.sub("", reader.rpartition("/")[2])
-        reductions = ("AllReduce", "ReduceScatter", "MirrorOperator")
-        return any(op in block.operator or op in reader_type or op in reader for op in reductions) or (
-            block.operator.startswith("Cast") and bisect_right(self._backward_ticks, block.start) > 0
-        )
+    @functools.cached_property
+    def _parts(self) -> dict[int, MemoryPart]:
+        """Part of each block, by its identity."""
+        return dict(zip(map(id, self.blocks), find_parts(self.blocks, self.operators), strict=True))
 
     @property
     def prefetched_bytes(self) -> int:

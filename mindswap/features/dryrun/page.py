@@ -2,13 +2,14 @@
 
 import numpy as np
 
-from mindswap.features.dryrun.memory_pool import LAYER, DryRun
+from mindswap.features.dryrun.block_roles import LAYER
+from mindswap.features.dryrun.memory_pool import DryRun
 from mindswap.features.dryrun.report import (
     NOT_A_CARD,
-    category_rows,
     describe_basis,
     describe_position,
     dry_run_cards,
+    part_rows,
     peak_rows,
     same_rank,
 )
@@ -35,7 +36,7 @@ def format_dry_run_html(report: DryRunReport, other: DryRunReport | None = None)
             "stage": stage.stage,
             "place": f"{describe_position(stage.position)} ({describe_basis(stage)})",
             "curve": html("" if _has_overlay(report, stage) else standalone_curve(stage)),
-            "parts": category_rows(report, stage, same_rank(other, stage)),
+            "parts": part_rows(report, stage, same_rank(other, stage)),
         }
         for stage in report.stages
     ]

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindswap.features.dryrun.memory_pool import LAYER, DryRun
+from mindswap.features.dryrun.block_roles import LAYER
+from mindswap.features.dryrun.memory_pool import DryRun
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.report_data import SimulationReport
 
@@ -126,8 +128,7 @@ def find_simulated_phase_peaks(report: SimulationReport, stage: int) -> dict[Pha
     phases[-1] = OPTIMIZER
     running = np.maximum(0, np.searchsorted(start_ns, memory.time_ns, side="right") - 1)
     phase_of = dict(zip(memory.time_ns.tolist(), running.tolist(), strict=True))
-    static_parts = dict(report.stages[stage].static_parts)
-    static_bytes = sum(static_parts.values()) - static_parts.get("workspace", 0)
+    static_bytes = report.stages[stage].static_bytes - report.stages[stage].static_parts[MemoryPart.WORKSPACE]
     live_bytes = memory.by_kind_bytes.sum(axis=0) + static_bytes
     curve = zip(memory.time_ns.tolist(), live_bytes.tolist(), strict=True)
     return _phase_peaks(list(curve), lambda time_ns: phases[phase_of[time_ns]])

@@ -1,14 +1,16 @@
 """Report of a dry run as text and JSON, with the simulated step for comparison."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-from mindswap.features.dryrun.memory_pool import CATEGORIES, DryRun, Kernel
+from mindswap.features.dryrun.memory_pool import DryRun, Kernel
 from mindswap.features.dryrun.phases import StepPosition
 from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun
 from mindswap.report.problems import escape
 from mindswap.report.simulation_text import describe_budget, describe_moment
 from mindswap.report.tables import NOTHING, attributes, format_table
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.units import format_bytes, format_count, format_difference
 
 NUM_CELLS = 6
@@ -76,16 +78,17 @@ def simulated_peak(report: DryRunReport, stage: StageRun) -> int | None:
     return simulated.peak_bytes - report.workspace_bytes(stage) if simulated else None
 
 
-def category_rows(report: DryRunReport, stage: StageRun, other: StageRun | None) -> Rows:
-    """Return header and rows of the table of live memory at the peak, one row per category."""
-    columns = {"dry run": stage.category_bytes}
-    if simulated := report.simulated_category_bytes(stage):
+def part_rows(report: DryRunReport, stage: StageRun, other: StageRun | None) -> Rows:
+    """Return header and rows of the table of live memory at the peak, one row per part."""
+    columns = {"dry run": stage.part_bytes}
+    if simulated := report.simulated_part_bytes(stage):
         columns["simulate"] = simulated
-        columns["difference"] = {name: simulated[name] - stage.category_bytes[name] for name in CATEGORIES}
+        columns["difference"] = {part: simulated[part] - stage.part_bytes[part] for part in MemoryPart}
     if other:
-        columns["the other"] = other.category_bytes
-    sizes = {name: [category_bytes[name] for category_bytes in columns.values()] for name in CATEGORIES}
-    return ["live at the peak", *columns], [[name, *map(_mib, row)] for name, row in sizes.items() if any(row)]
+        columns["the other"] = other.part_bytes
+    sizes = {part: [part_bytes[part] for part_bytes in columns.values()] for part in MemoryPart}
+    rows = [[part.title, *map(_mib, row)] for part, row in sizes.items() if any(map(_round_mib, row))]
+    return ["live at the peak", *columns], rows
 
 
 def _stage_lines(report: DryRunReport, stage: StageRun, other: StageRun | None) -> list[str]:
@@ -93,7 +96,7 @@ def _stage_lines(report: DryRunReport, stage: StageRun, other: StageRun | None) 
     lines = [f"rank {run.rank}, peak: {describe_position(stage.position)}", f"    {describe_basis(stage)}"]
     if simulated := report.simulated_stage(stage):
         lines.append(f"    simulated peak: {describe_moment(simulated.moment)}")
-    lines += [f"    {line}" for line in format_table(*category_rows(report, stage, other)).split("\n")]
+    lines += [f"    {line}" for line in format_table(*part_rows(report, stage, other)).split("\n")]
     if cells := [(name, size) for name, size in saved_cells(run).most_common(NUM_CELLS) if size >= MIB]:
         shown = ", ".join(f"{name} {_mib(size)}" for name, size in cells)
         lines.append(f"    saved activations by cell, largest first: {shown}")
@@ -104,7 +107,7 @@ def saved_cells(run: DryRun) -> Counter[str]:
     """Return the bytes of saved activations at the peak by cell, summed over layers."""
     sums: Counter[str] = Counter()
     for block in run.live_blocks():
-        if run.category(block) == "saved activations":
+        if run.part(block) is MemoryPart.SAVED_ACTIVATIONS:
             sums[block.cell[1] if block.cell else "outside the layers"] += block.size_bytes
     return sums
 
@@ -152,8 +155,16 @@ def describe_basis(stage: StageRun) -> str:
     return f"{text}; the simulator's extrapolation of the same depths is {stage.error:.1%} off"
 
 
+def _titled(part_bytes: Mapping[MemoryPart, int]) -> dict[str, int]:
+    return {part.title: size_bytes for part, size_bytes in part_bytes.items()}
+
+
+def _round_mib(size_bytes: int) -> int:
+    return round(size_bytes / MIB)
+
+
 def _mib(size_bytes: int | None) -> str:
-    return NOTHING if size_bytes is None else f"{round(size_bytes / MIB)} MiB"
+    return NOTHING if size_bytes is None else f"{_round_mib(size_bytes)} MiB"
 
 
 def dry_run_to_json(report: DryRunReport) -> dict[str, Any]:
@@ -181,8 +192,8 @@ def _stage_to_json(report: DryRunReport, stage: StageRun) -> dict[str, Any]:
             "phase": "backward" if stage.position.is_backward else "forward",
             **attributes(stage.position, "where layer operator"),
         },
-        "parts": dict(stage.category_bytes),
-        "simulated_parts": report.simulated_category_bytes(stage) or None,
+        "parts": _titled(stage.part_bytes),
+        "simulated_parts": _titled(report.simulated_part_bytes(stage)) or None,
         "saved_by_cell": dict(saved_cells(run).most_common()),
         "runs": [
             {

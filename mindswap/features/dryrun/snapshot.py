@@ -65,7 +65,7 @@ def _addresses(run: DryRun) -> tuple[dict[int, int], int]:
 
 def _frames(run: DryRun, position: int) -> list[dict[str, Any]]:
     block = run.blocks[position]
-    return [{"name": block.name, "filename": run.category(block), "line": max(block.start, 0)}]
+    return [{"name": block.name, "filename": run.part(block).title, "line": max(block.start, 0)}]
 
 
 def _events(run: DryRun) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mindswap.features.dryrun.depths import Reduction
-from mindswap.features.dryrun.memory_pool import CATEGORIES, DryRun
+from mindswap.features.dryrun.memory_pool import DryRun
 from mindswap.features.dryrun.phases import (
     StepPosition,
     extrapolate,
@@ -12,23 +12,9 @@ from mindswap.features.dryrun.phases import (
     find_phase_peaks,
     find_positions,
 )
-from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.memory_parts import STATIC_PARTS, MemoryPart
 from mindswap.simulator.report_data import SimulationReport, StageReport
 from mindswap.units import format_bytes
-
-# Category of each part of the simulated memory; gathered weights are recognized by AllGather in their label.
-_STATIC_CATEGORIES = {
-    "parameters": "weights",
-    "optimizer state": "optimizer states",
-    "sums of gradients": "gradients",
-    "constants": "constants",
-}
-_HOLDER_CATEGORIES = {
-    MemoryKind.KEPT: "saved activations",
-    MemoryKind.OFFLOADING: "saved activations",
-    MemoryKind.PREFETCHED: "copies back",
-    MemoryKind.GRADIENT: "gradients",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +28,7 @@ class StageRun:
         used_peak_bytes: peak memory without fragmentation.
         actual_peak_bytes: peak memory with fragmentation; None if extrapolated, because fragmentation cannot be.
         position: position of the peak in the longest run.
-        category_bytes: live memory at the peak by category.
+        part_bytes: live memory at the peak by part; the sum is the peak.
         error: error of the simulated extrapolation from the same depths, as a fraction; None if the memory is exact, or
             nothing was simulated.
     """
@@ -53,7 +39,7 @@ class StageRun:
     used_peak_bytes: int
     actual_peak_bytes: int | None
     position: StepPosition
-    category_bytes: Mapping[str, int]
+    part_bytes: Mapping[MemoryPart, int]
     error: float | None = None
 
     @property
@@ -119,26 +105,16 @@ class DryRunReport:
     def workspace_bytes(self, stage: StageRun) -> int:
         """Return the simulated workspace of a stage in bytes, because a dry run has none; 0 if not simulated."""
         simulated = self.simulated_stage(stage)
-        return dict(simulated.static_parts).get("workspace", 0) if simulated else 0
+        return simulated.static_parts[MemoryPart.WORKSPACE] if simulated else 0
 
     def simulated_stage(self, stage: StageRun) -> StageReport | None:
         """Return the simulated stage; None if the step was not simulated."""
         return self.simulated.stages[stage.stage] if self.simulated else None
 
-    def simulated_category_bytes(self, stage: StageRun) -> dict[str, int]:
-        """Return the simulated memory of a stage at its peak by category, without workspace; empty if not simulated."""
+    def simulated_part_bytes(self, stage: StageRun) -> dict[MemoryPart, int]:
+        """Return the simulated memory of a stage at its peak by part, without workspace; empty if not simulated."""
         simulated = self.simulated_stage(stage)
-        if self.simulated is None or simulated is None:
-            return {}
-        sums = dict.fromkeys(CATEGORIES, 0)
-        for name, size_bytes in simulated.static_parts:
-            if name in _STATIC_CATEGORIES:
-                sums[_STATIC_CATEGORIES[name]] += size_bytes
-        for holder in simulated.holders:
-            category = _HOLDER_CATEGORIES.get(holder.kind, "other")
-            is_weight = "AllGather" in holder.label or holder.label in self.simulated.weight_casts
-            sums["gathered weights" if is_weight and category != "gradients" else category] += holder.size_bytes
-        return sums
+        return {**simulated.parts, MemoryPart.WORKSPACE: 0} if simulated else {}
 
     @property
     def peak_bytes(self) -> int:
@@ -172,13 +148,13 @@ def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun], reduction
             used_peak_bytes=longest.used_peak_bytes,
             actual_peak_bytes=longest.actual_peak_bytes,
             position=find_positions(longest)[longest.peak_tick],
-            category_bytes=longest.category_bytes(),
+            part_bytes=longest.part_bytes(),
         )
     low, high = (runs[model.stage_layers[stage]] for model in (reduction.low, reduction.high))
     low_peaks, high_peaks, num_steps = find_phase_peaks(low), find_phase_peaks(high), reduction.num_steps
     phase, peak_bytes = extrapolate_peak(low_peaks, high_peaks, num_steps)
-    low_category_bytes = low.category_bytes(low_peaks[phase].tick)
-    high_category_bytes = high.category_bytes(high_peaks[phase].tick)
+    low_part_bytes = low.part_bytes(low_peaks[phase].tick)
+    high_part_bytes = high.part_bytes(high_peaks[phase].tick)
     return StageRun(
         stage=stage,
         num_layers=num_layers,
@@ -186,9 +162,22 @@ def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun], reduction
         used_peak_bytes=peak_bytes,
         actual_peak_bytes=None,
         position=find_positions(high)[high_peaks[phase].tick],
-        category_bytes={
-            name: max(0, extrapolate(low_category_bytes[name], high_category_bytes[name], num_steps))
-            for name in CATEGORIES
-        },
+        part_bytes=scale_parts(
+            {part: extrapolate(low_part_bytes[part], high_part_bytes[part], num_steps) for part in MemoryPart},
+            peak_bytes,
+        ),
         error=reduction.error,
     )
+
+
+def scale_parts(part_bytes: Mapping[MemoryPart, int], peak_bytes: int) -> dict[MemoryPart, int]:
+    """Return parts that add up to the peak: extrapolated parts below 0 are 0, and those that are not static scaled."""
+    parts = {part: max(0, size_bytes) for part, size_bytes in part_bytes.items()}
+    static_bytes = sum(parts[part] for part in STATIC_PARTS)
+    varying = [part for part in parts if part not in STATIC_PARTS]
+    varying_bytes = sum(parts[part] for part in varying)
+    target_bytes = max(0, peak_bytes - static_bytes)
+    for part in varying:
+        parts[part] = parts[part] * target_bytes // max(1, varying_bytes)
+    parts[MemoryPart.OTHER] += peak_bytes - sum(parts.values())  # rounding, or memory of no part
+    return parts

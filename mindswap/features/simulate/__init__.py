@@ -120,7 +120,6 @@ class Run:
             notes=model.captured.notes,
             outside_bytes=model.outside_bytes,
             outside=outside_line(model, device),
-            weight_casts=model.weight_casts,
         )
 
     def save_html(self, path: str | os.PathLike[str]) -> None:

@@ -233,7 +233,7 @@ def _simulated_pieces(report: SimulationReport, stage: StageReport) -> list[Piec
         return np.maximum(np.searchsorted(starts, time_ns, side=side) - 1, 0).tolist()
 
     last = max(len(starts) - 1, 0)
-    pieces = [Piece(name, size, START_US, None, 0, last) for name, size in stage.static_parts if size]
+    pieces = [Piece(part.title, size, START_US, None, 0, last) for part, size in stage.static_parts.items() if size]
     intervals = intervals[np.argsort(begin_ns[intervals], kind="stable")]
     columns = (intervals.tolist(), nodes(begin_ns[intervals], "right"), nodes(end_ns[intervals], "left"))
     for interval, first_node, last_node in zip(*columns, strict=True):

@@ -63,11 +63,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _peak_lines(stage: StageReport) -> list[str]:
-    parts = [(size_bytes, name) for name, size_bytes in stage.static_parts if size_bytes]
-    parts += [(holder.size_bytes, describe_holder(holder)) for holder in stage.holders[:NUM_HOLDERS]]
     lines = [f"at the peak of stage {stage.stage} the device holds:"]
-    lines += [f"    {format_bytes(size_bytes):>10}  {name}" for size_bytes, name in parts]
-    return lines + _rest([holder.size_bytes for holder in stage.holders[NUM_HOLDERS:]], format_bytes)
+    lines += [f"    {format_bytes(size):>10}  {part.title}" for part, size in stage.parts.items() if size]
+    lines.append("of these, without static memory, by operator:")
+    shown, others = stage.holders[:NUM_HOLDERS], stage.holders[NUM_HOLDERS:]
+    lines += [f"    {format_bytes(holder.size_bytes):>10}  {describe_holder(holder)}" for holder in shown]
+    return lines + _rest([holder.size_bytes for holder in others], format_bytes)
 
 
 def _rest(amounts: Sequence[int], form: Callable[[int], str]) -> list[str]:
@@ -106,11 +107,17 @@ def _stage_to_json(stage: StageReport, actual_peak_bytes: int, step_ns: int) -> 
         "stage": stage.stage,
         "peak_bytes": stage.peak_bytes,
         "actual_peak_bytes": actual_peak_bytes,
-        "static_bytes": dict(stage.static_parts),
+        "static_bytes": {part.title: size_bytes for part, size_bytes in stage.static_parts.items()},
+        "parts": {part.title: size_bytes for part, size_bytes in stage.parts.items()},
         "activation_peak_bytes": stage.memory.peak_bytes,
         "peak_moment": vars(stage.moment),
         "holders": [
-            {**vars(holder), "kind": holder.kind.name.lower(), "layers": list(holder.layers)}
+            {
+                **vars(holder),
+                "kind": holder.kind.name.lower(),
+                "part": holder.part.title,
+                "layers": list(holder.layers),
+            }
             for holder in stage.holders
         ],
         **attributes(stage, "compute_ns recompute_ns bubble_ns"),

@@ -15,6 +15,7 @@ from mindswap.graph.model import Node
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.policy.wording import closest_names
 from mindswap.simulator.cost.hardware import Device
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.units import ceil_div
 
 FLOAT32_BYTES = 4
@@ -64,10 +65,20 @@ class StaticMemory:
     constant_bytes: int = 0  # constants and inputs of the graph, such as a causal mask without compression
 
     @property
+    def parts(self) -> dict[MemoryPart, int]:
+        """Static memory of a rank by part."""
+        return {
+            MemoryPart.WEIGHTS: self.parameter_bytes,
+            MemoryPart.OPTIMIZER_STATES: self.optimizer_bytes,
+            MemoryPart.ACCUMULATED_GRADIENTS: self.gradient_bytes,
+            MemoryPart.CONSTANTS: self.constant_bytes,
+            MemoryPart.WORKSPACE: self.workspace_bytes,
+        }
+
+    @property
     def total_bytes(self) -> int:
         """Return all static memory of a rank."""
-        state_bytes = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
-        return state_bytes + self.workspace_bytes + self.constant_bytes
+        return sum(self.parts.values())
 
 
 def find_states(name: str) -> str:

@@ -24,6 +24,7 @@ from mindswap.features.dryrun.depths import (
 )
 from mindswap.features.dryrun.phases import OPTIMIZER, find_simulated_phase_peaks
 from mindswap.policy.model import Layers, OpSwap, Policy
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.report_data import SimulationReport
 from tests.planner.models import small_model
 from tests.report.simulated import report_of
@@ -119,7 +120,7 @@ def test_the_error_is_that_of_the_simulated_extrapolation():
 def test_phases_of_a_simulated_step_have_its_peak():
     report = simulate(None)
     peaks = find_simulated_phase_peaks(report, 0)
-    workspace = dict(report.stages[0].static_parts)["workspace"]
+    workspace = report.stages[0].static_parts[MemoryPart.WORKSPACE]
     assert max(peak.live_bytes for peak in peaks.values()) == report.stages[0].peak_bytes - workspace
     assert {is_backward for is_backward, _ in peaks} == {False, True} and OPTIMIZER in peaks
 

@@ -7,17 +7,19 @@ import pytest
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun.backend import last_operator
 from mindswap.features.dryrun.memory_pool import read_rank
+from mindswap.simulator.memory_parts import MemoryPart
 
 LAYER = "Default/network-LlamaForCausalLM/model-LlamaModel/layers-CellList/1-LLamaDecodeLayer"
-BLOCKS = [  # start, end, size, type, node_name, user_tasks
-    (0, 2**63 - 1, 100, "Weight", "model.layers.1.wq.weight", ""),
+KIB = 2**10
+BLOCKS = [  # start, end, size in KiB, type, node_name, user_tasks
+    (0, 2**63 - 1, 100, "Weight", "model.layers.1.wq.weight", "4"),
     (0, 2**63 - 1, 200, "Weight", "adam_m.model.layers.1.wq.weight", ""),
     (0, 2**63 - 1, 9999, "", "", ""),  # the pool's own
     (2, 21, 1000, "Kernel", f"{LAYER}/attention-LLamaAttention/wq-Linear/MatMul-op0", "20"),
     (4, 30, 400, "Kernel", "Default/AllGather-op3", "8-20"),
-    (8, 22, 60, "Kernel", "Default/Cast-op4", "20"),  # of a later micro-batch
-    (6, 9, 50, "Kernel", f"{LAYER}/attention-LLamaAttention/Softmax-op0", "8"),
-    (20, 40, 700, "Kernel", "Default/Cast-op9", "24"),
+    (8, 22, 60, "Kernel", "Default/Cast-op4", "20"),
+    (6, 9, 50, "Kernel", f"{LAYER}/attention-LLamaAttention/Softmax-op0", ""),
+    (20, 40, 700, "Kernel", f"Gradients/{LAYER}/attention-LLamaAttention/wq-Linear/Grad_MatMul/MatMul-op1", "24"),
 ]
 TASKS = [
     (2, f"{LAYER}/attention-LLamaAttention/wq-Linear/MatMul-op0"),
@@ -35,7 +37,7 @@ def run(tmp_path):
     tracker.mkdir(parents=True)
     head = "start_time_stamp,end_time_stamp,stream_id,size,type,node_name,user_tasks,last_user_task,python_stack,\n"
     rows = (
-        f"{s},{e},0,{size},{kind},{name},{{{uses}}},{uses.rpartition('-')[2]},File:a|File:b,\n"
+        f"{s},{e},0,{size * KIB},{kind},{name},{{{uses}}},{uses.rpartition('-')[2]},File:a|File:b,\n"
         for s, e, size, kind, name, uses in BLOCKS
     )
     (tracker / "memory_block.csv").write_text(head + "".join(rows))
@@ -60,16 +62,20 @@ def test_peak_and_what_is_live_there(run):
     found = read_rank(run, 0, 1.0)
     assert (found.used_peak_bytes, found.actual_peak_bytes) == (3 << 20, 4 << 20)
     # tick 20: 100 + 200 + 1000 + 400 + 60 + 700; the pool's own block counts nowhere
-    assert max(live_blocks for _, live_blocks in found.curve) == 2460
+    assert max(live_bytes for _, live_bytes in found.curve) == 2460 * KIB
     assert found.peak_tick == 20
-    assert {name: size for name, size in found.category_bytes().items() if size} == {
-        "weights": 100, "optimizer states": 200, "gathered weights": 460, "gradients": 700, "saved activations": 1000,
-    }  # fmt: skip
+    assert {part: size // KIB for part, size in found.part_bytes().items() if size} == {
+        MemoryPart.WEIGHTS: 100,
+        MemoryPart.OPTIMIZER_STATES: 200,
+        MemoryPart.GATHERED_WEIGHTS: 460,  # the AllGather and the cast of it
+        MemoryPart.ACTIVATION_GRADIENTS: 700,
+        MemoryPart.SAVED_ACTIVATIONS: 1000,
+    }
 
 
 def test_names_of_a_block(run):
-    block = next(block for block in read_rank(run, 0, 1.0).blocks if block.size_bytes == 1000)
-    assert (block.operator, block.is_backward) == ("MatMul", False)
+    block = next(block for block in read_rank(run, 0, 1.0).blocks if block.size_bytes == 1000 * KIB)
+    assert block.operator == "MatMul"
     assert block.cell == (1, "attention-LLamaAttention/wq-Linear")
 
 

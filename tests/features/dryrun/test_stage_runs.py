@@ -1,15 +1,12 @@
 """Dry runs put together: where in a step the peak is, and what a line through two short models says of a long one."""
 
-from dataclasses import replace
-
 import pytest
 
 from mindswap.features.dryrun.depths import ReducedModel, Reduction
 from mindswap.features.dryrun.memory_pool import DryRun, PoolBlock
 from mindswap.features.dryrun.phases import StepPosition, find_phase_peaks, find_positions
-from mindswap.features.dryrun.stage_runs import DryRunReport, stage_run
-from mindswap.simulator.program import MemoryKind
-from mindswap.simulator.report_data import PeakContributor
+from mindswap.features.dryrun.stage_runs import DryRunReport, scale_parts, stage_run
+from mindswap.simulator.memory_parts import MemoryPart
 from tests.report.simulated import small_report
 
 NET = "Default/network-LlamaForCausalLM/model-LlamaModel"
@@ -88,15 +85,20 @@ def test_another_moment_takes_over_on_the_way_to_many_layers(num_layers, peak, i
     assert (stage.error, stage.actual_peak_bytes) == ((None, 127) if num_layers == 2 else (0.004, None))
 
 
-def test_casts_of_weights_are_gathered_weights_and_their_gradients_are_gradients():
-    held = [("w1.cast", MemoryKind.KEPT, 5), ("w1.cast", MemoryKind.GRADIENT, 7), ("w1.mul", MemoryKind.KEPT, 11)]
-    holders = tuple(PeakContributor(label, kind, size, 1, (0,)) for label, kind, size in held)
-    stage = replace(small_report().stages[0], static_parts=(), holders=holders)
-    simulated = replace(small_report(), stages=(stage,), weight_casts=frozenset({"w1.cast"}))
-    run = stage_run(0, 2, {2: model(2)})
-    category_bytes = DryRunReport("case", (run,), simulated, 2, (2,), None, False).simulated_category_bytes(run)
-    assert (category_bytes["gathered weights"], category_bytes["gradients"], category_bytes["saved activations"]) == (
-        5,
-        7,
-        11,
-    )
+def test_simulated_parts_are_those_of_the_simulated_peak_without_workspace():
+    simulated, run = small_report(), stage_run(0, 2, {2: model(2)})
+    part_bytes = DryRunReport("case", (run,), simulated, 2, (2,), None, False).simulated_part_bytes(run)
+    (stage,) = simulated.stages
+    assert list(part_bytes) == list(run.part_bytes) == list(MemoryPart)
+    assert stage.parts[MemoryPart.WORKSPACE] > 0
+    assert sum(part_bytes.values()) == stage.peak_bytes - stage.parts[MemoryPart.WORKSPACE]
+
+
+@pytest.mark.parametrize("peak", [100, 90, 130])
+def test_extrapolated_parts_add_up_to_the_peak(peak):
+    parts = dict.fromkeys(MemoryPart, 0)
+    parts |= {MemoryPart.WEIGHTS: 40, MemoryPart.LOSS: 30, MemoryPart.GRADIENTS: 30, MemoryPart.COMMUNICATION: -10}
+    scaled = scale_parts(parts, peak)
+    assert sum(scaled.values()) == peak and min(scaled.values()) == 0
+    assert scaled[MemoryPart.WEIGHTS] == 40
+    assert scaled[MemoryPart.LOSS] == scaled[MemoryPart.GRADIENTS] == (peak - 40) // 2

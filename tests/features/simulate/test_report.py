@@ -21,11 +21,13 @@ pipeline stage     peak   static  activations  compute  waits: copy out  waits: 
 stage 0         4.1 GiB  4.0 GiB     64.0 MiB  12.0 ms          3.00 ms         5.00 ms  64.0 MiB    15.0 %   25.0 %
 
 at the peak of stage 0 the device holds:
-       1.0 GiB  parameters
-       1.0 GiB  sums of gradients
-       1.0 GiB  optimizer state
+       1.0 GiB  weights
+       1.0 GiB  optimizer states
+       1.0 GiB  accumulated gradients
+      64.0 MiB  saved activations
        1.0 GiB  workspace
-      64.0 MiB  ffn Mul, layer 0, being copied out
+of these, without static memory, by operator:
+      64.0 MiB  ffn Mul, layer 0, saved activations
 
 per micro-batch         kept      swapped  copies  forward  backward  waited for its copies
 ---------------  -----------  -----------  ------  -------  --------  ---------------------
@@ -92,7 +94,10 @@ def test_json_has_every_figure_and_says_simulated():
     assert stage["peak_moment"] == {
         "time_ns": 0, "phase": "forward", "layer": 0, "micro_batch": 0, "label": "ffn Mul"
     }  # fmt: skip
-    assert stage["static_bytes"]["optimizer state"] == 2**30
+    assert stage["static_bytes"]["optimizer states"] == 2**30
+    assert sum(stage["parts"].values()) == stage["peak_bytes"]
+    assert stage["parts"]["saved activations"] == stage["holders"][0]["size_bytes"]
+    assert stage["holders"][0]["part"] == "saved activations"
     assert (stage["exposed_copy_out_ns"], stage["exposed_copy_in_ns"]) == (3 * MS, 5 * MS)
     assert (stage["link_out_use"], stage["link_in_use"]) == (0.15, 0.25)  # of the 20 ms of operators
     assert stage["holders"][0]["kind"] == "offloading"
