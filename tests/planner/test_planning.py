@@ -65,7 +65,7 @@ def test_what_nothing_fits_names_the_least_that_would(model, planner):
     plan = planner.plan(problem(model, 1))
     assert not plan.fits
     assert plan.smallest_budget_bytes > plan.stage_static_bytes[0]
-    assert plan.holders[0] == ("parameters, optimizer, sums of gradients", plan.stage_static_bytes[0])
+    assert plan.holders[0] == ("weights, optimizer states, accumulated gradients", plan.stage_static_bytes[0])
     assert planner.plan(problem(model, plan.smallest_budget_bytes)).fits
 
 

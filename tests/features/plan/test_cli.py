@@ -165,7 +165,7 @@ def test_a_budget_below_the_parameters_says_what_would_do(plan, tmp_path):
     code, out, _ = plan(*options, "--memory", "1MiB", "-o", files[0], "--html", files[1])
     assert code == 1
     assert "nothing fits; the least found needs" in out
-    assert "parameters, optimizer, sums of gradients" in out
+    assert "weights, optimizer states, accumulated gradients" in out
     assert not any(path.exists() for path in files)
     enough = out.partition("fix: --memory ")[2].split()[0]
     assert plan(*options, "--memory", enough)[0] == 0
@@ -177,7 +177,7 @@ def test_json_says_that_nothing_fits(plan):
     data = answer_of(out)
     assert (code, data["status"]) == (1, "infeasible")
     assert data["smallest_budget_bytes"] > data["budget_bytes"] == 2**20
-    assert data["holders"][0]["name"] == "parameters, optimizer, sums of gradients"
+    assert data["holders"][0]["name"] == "weights, optimizer states, accumulated gradients"
 
 
 @pytest.mark.mindspore
