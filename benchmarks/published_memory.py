@@ -17,16 +17,13 @@ from pathlib import Path
 from mindswap.errors import MindswapError
 from mindswap.features.step import Step, load_step
 from mindswap.report.tables import format_table
-from mindswap.report.timeline_bars import MEMORY_STYLES
-from mindswap.simulator.memory import profile_memory
-from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.step_model import StepModel
+from mindswap.simulator.summary import measure_stages
 
 __all__ = ["PeakMemory", "as_published", "format_peaks", "measure_peak"]
 
 GIB = 2**30
-STATIC_PARTS = ("weights", "optimizer state", "sums of gradients", "workspace", "constants")
-KINDS = tuple(MEMORY_STYLES)
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class PeakMemory:
     Attributes:
         name: of the run.
         stage: pipeline stage.
-        parts_bytes: what is there at the peak: `STATIC_PARTS`, then `KINDS`.
+        parts_bytes: bytes of each `MemoryPart` at the peak.
         allowed_bytes: `max_device_memory`; None if the configuration does not say.
         outside_bytes: buffers of HCCL, outside of it.
     """
@@ -70,17 +67,13 @@ def measure_peak(name: str, loaded: Step) -> PeakMemory:
     step = model.simulate(loaded.policy)
     peaks = [a + s.total_bytes for a, s in zip(step.activation_bytes, step.static, strict=True)]
     stage = peaks.index(max(peaks))
-    profile, static = profile_memory(step.timeline, stage), step.static[stage]
-    at = profile.time_ns.tolist().index(profile.peak_ns)
-    by_kind = dict(zip(MemoryKind, profile.by_kind_bytes[:, at].tolist(), strict=True))
-    fixed = (static.parameter_bytes, static.optimizer_bytes, static.gradient_bytes, static.workspace_bytes,
-             static.constant_bytes)  # fmt: skip
+    parts = measure_stages(step.timeline, step.static)[stage].parts
     node = loaded.document.get("context", "max_device_memory")
     allowed = float(str(node.value).upper().removesuffix("GB")) * GIB if node is not None else None
     return PeakMemory(
         name,
         stage,
-        (*fixed, *(by_kind[kind] for kind in KINDS)),
+        tuple(parts[part] for part in MemoryPart),
         None if allowed is None else int(allowed),
         model.outside_bytes,
     )
@@ -88,8 +81,8 @@ def measure_peak(name: str, loaded: Step) -> PeakMemory:
 
 def format_peaks(peaks: list[PeakMemory]) -> str:
     """The table, in GiB."""
-    header = ("GiB at the peak", "stage", *STATIC_PARTS, *(MEMORY_STYLES[kind].title for kind in KINDS), "peak",
-              "allowed", "fits", "HCCL, outside")  # fmt: skip
+    header = ("GiB at the peak", "stage", *(part.title for part in MemoryPart), "peak", "allowed", "fits",
+              "HCCL, outside")  # fmt: skip
     rows = [
         (
             peak.name,

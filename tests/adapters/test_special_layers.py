@@ -41,7 +41,7 @@ def test_a_tied_table_is_one_parameter(tmp_path):
     own = static(simulated(tmp_path))
     tied = static(simulated(tmp_path, **{f"{MODEL}.tie_word_embeddings": True}))
     # Both tables are whole on each rank (vocab_emb_dp).
-    assert own["parameters"] - tied["parameters"] == VOCAB * HIDDEN * FLOAT32
+    assert own["weights"] - tied["weights"] == VOCAB * HIDDEN * FLOAT32
 
 
 @pytest.mark.parametrize(
