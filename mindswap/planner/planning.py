@@ -290,7 +290,8 @@ def _memory_by_operator(evaluation: Evaluation) -> tuple[tuple[str, int], ...]:
     timeline = evaluation.step.timeline
     profile = profile_memory(timeline, stage)
     intervals, labels = timeline.program.intervals, timeline.program.labels
-    sizes: dict[str, int] = {"weights, optimizer states, accumulated gradients": evaluation.step.static[stage].total_bytes}
+    static_bytes = evaluation.step.static[stage].total_bytes
+    sizes: dict[str, int] = {"weights, optimizer states, accumulated gradients": static_bytes}
     for position in profile.holders:
         label = str(labels[intervals.label[position]])
         sizes[label] = sizes.get(label, 0) + int(intervals.size_bytes[position])
