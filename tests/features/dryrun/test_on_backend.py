@@ -94,6 +94,22 @@ def test_the_backend_needs_what_is_simulated(name, tmp_path):
     assert bool(run["copies_out"]) == (data["swap_config"]["swap"] and not recomputes_all)
 
 
+def test_short_models_are_extrapolated_to_what_all_layers_take(tmp_path):
+    """Swap is off, so `mp_comm_recompute: False` has no effect; in a short model with swap on it had."""
+    flags = {"mp_comm_recompute": False, "parallel_optimizer_comm_recompute": False, "select_recompute": False}
+    data = qwen3({"recompute_config": {"recompute": True, **flags}, "parallel_config": {"use_seq_parallel": True}})
+    data["model"]["model_config"]["num_hidden_layers"] = 6
+    path = tmp_path / "six.yaml"
+    write_new(path, format_config(data, "six layers"))
+    extrapolated, measured = (
+        json.loads(forked.run(["-m", "mindswap", "dryrun", path, *words, "--json"]).stdout)["stages"][0]
+        for words in (["--layers", "2,3"], ["--full"])
+    )
+    assert (extrapolated["is_exact"], measured["is_exact"]) == (False, True)
+    assert extrapolated["extrapolation_error"] < 0.01
+    assert extrapolated["used_peak_bytes"] == pytest.approx(measured["used_peak_bytes"], rel=0.01)
+
+
 FILL = """
 import sys
 from mindswap.features.dryrun import _cached_samples
