@@ -95,19 +95,19 @@ def test_the_backend_needs_what_is_simulated(name, tmp_path):
 
 
 def test_short_models_are_extrapolated_to_what_all_layers_take(tmp_path):
-    """Swap is off, so `mp_comm_recompute: False` has no effect; in a short model with swap on it had."""
+    """Swap is off, so `mp_comm_recompute: False` has no effect; in a short model with swap on it had.
+
+    All six layers need 916 MiB, as MindSpore 2.9.0 printed on 2026-11-29 (`--full`).
+    """
     flags = {"mp_comm_recompute": False, "parallel_optimizer_comm_recompute": False, "select_recompute": False}
     data = qwen3({"recompute_config": {"recompute": True, **flags}, "parallel_config": {"use_seq_parallel": True}})
     data["model"]["model_config"]["num_hidden_layers"] = 6
     path = tmp_path / "six.yaml"
     write_new(path, format_config(data, "six layers"))
-    extrapolated, measured = (
-        json.loads(forked.run(["-m", "mindswap", "dryrun", path, *words, "--json"]).stdout)["stages"][0]
-        for words in (["--layers", "2,3"], ["--full"])
-    )
-    assert (extrapolated["is_exact"], measured["is_exact"]) == (False, True)
-    assert extrapolated["extrapolation_error"] < 0.01
-    assert extrapolated["used_peak_bytes"] == pytest.approx(measured["used_peak_bytes"], rel=0.01)
+    done = forked.run(["-m", "mindswap", "dryrun", path, "--layers", "2,3", "--json"])
+    (stage,) = json.loads(done.stdout)["stages"]
+    assert not stage["is_exact"] and stage["extrapolation_error"] < 0.01
+    assert stage["used_peak_bytes"] >> 20 == pytest.approx(916, rel=0.01)
 
 
 FILL = """
