@@ -222,8 +222,10 @@ class _PartFinder:
         return Origin.ACTIVATIONS
 
     def _reads_inputs(self, operator: _Operator) -> bool:
-        """Return whether the operator reads an input of the step, which no operator allocates."""
-        return any(self.parts[position] is None and self.roles[position] is None for position in operator.reads)
+        """Return whether the operator reads an input of the step, which no operator allocates, or receives a tensor."""
+        return operator.type.startswith("Receive") or any(
+            self.parts[position] is None and self.roles[position] is None for position in operator.reads
+        )
 
     def _mark_gradients(self) -> None:
         """Mark gradients of weights: what is accumulated or read by the optimizer, and what only passes it on."""

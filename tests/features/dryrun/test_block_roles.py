@@ -150,6 +150,13 @@ def test_what_is_made_of_constants_alone_is_constant():
     assert (parts[mask], parts["Default/data-0"]) == ("constants", "constants")
 
 
+def test_what_follows_a_received_tensor_is_no_weight():
+    received, out = "Default/Receive-op0", layer(2, "attention_norm/RmsNorm-op0")
+    ops = step(Op(received, ("norm.weight",)), Op(out, (received, "norm.weight")), last=out)
+    parts = parts_of(ops, ("norm.weight", "weight.head", "weight.embedding"))
+    assert (parts[received], parts[out]) == ("communication", "saved activations")
+
+
 @pytest.mark.parametrize("tick", [30, 45, 61])
 def test_parts_add_up_to_what_is_live(tick):
     blocks = tuple(
