@@ -168,6 +168,7 @@ def format_html(
         step_ns=max(1, report.timeline.step_time_ns),
         terms=sorted((term for term in report.terms if term.duration_ns), key=lambda term: -term.duration_ns),
         moment=which + format_time(stage.memory.peak_ns) + ": " + describe_moment(stage.moment),
+        parts=(["part", "size", "of the peak"], part_rows(stage)),
         held=list(_held(stage)),
         layers=(LAYER_HEADER, layer_rows(report)),
         causes=[(describe_cause(cause), cause.exposed_ns) for cause in report.causes[:NUM_CAUSES]],
@@ -197,6 +198,15 @@ def _shares(stage: StageReport) -> Sequence[tuple[int, str, int]]:
         (int(BarKind.WAIT_COMMUNICATION), "waits for communication", stage.communication_ns),
         (int(BarKind.BUBBLE), "bubble", stage.bubble_ns),
     )
+
+
+def part_rows(stage: StageReport) -> list[list[str]]:
+    """Return the rows of the table of parts at the peak; they add up to the peak."""
+    return [
+        [part.title, format_bytes(size_bytes), format_share(size_bytes, stage.peak_bytes)]
+        for part, size_bytes in stage.parts.items()
+        if size_bytes
+    ]
 
 
 def _held(stage: StageReport) -> Iterable[tuple[int, str, str, str, str]]:

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mindswap.report.html import FILES
-from mindswap.report.step_page import format_html, page_data
+from mindswap.report.step_page import format_html, page_data, part_rows
 from mindswap.simulator.report_data import DeviceFigure
 from mindswap.simulator.timeline import StepTerm
 from tests.report.simulated import MIB, MS, large_program, pipeline_report, report_of, small_program, small_report
@@ -140,3 +140,14 @@ def test_large_steps_stay_below_two_megabytes(stages, micro_batches, layers, ops
 def test_the_script_parses():
     done = subprocess.run(["node", "--check", str(FILES / "script.js")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_table_of_parts_adds_up_to_the_peak():
+    (stage,) = small_report().stages
+    assert part_rows(stage) == [
+        ["weights", "1.0 GiB", "24.6 %"],
+        ["optimizer states", "1.0 GiB", "24.6 %"],
+        ["accumulated gradients", "1.0 GiB", "24.6 %"],
+        ["saved activations", "64.0 MiB", "1.5 %"],
+        ["workspace", "1.0 GiB", "24.6 %"],
+    ]
