@@ -223,6 +223,22 @@ def test_all_layers_of_a_stage_with_few_of_them_run(monkeypatch):
     assert depths == [16] and "    exact: all 16 layers" in format_dry_run(report)
 
 
+def test_each_stage_has_its_own_depth(monkeypatch):
+    """Twenty layers on the first stage, and twelve on the second, which run all."""
+    step, offset = long_step(), [4, -4]
+    data = step.document.data()
+    data["model"]["model_config"]["offset"] = offset
+    data["parallel_config"] |= {"data_parallel": 4, "pipeline_stage": 2, "micro_batch_num": 4}
+    data["parallel"].pop("dataset_strategy", None)
+    pipeline = replace(step.model.settings.pipeline, num_stages=2, offset=offset)
+    staged = step.model.with_settings(replace(step.model.settings, pipeline=pipeline, num_micro_batches=4))
+    step = replace(step, document=document_from_data(data, "long.yaml"), model=staged)
+    depths, report, _ = run_long(monkeypatch, step, layer_s=100)
+    assert [stage.is_exact for stage in report.stages] == [False, True]
+    assert depths.count(32) == 1 and len(depths) == 3
+    assert [stage.num_layers for stage in report.stages] == [20, 12]
+
+
 def test_all_layers_run_if_that_takes_few_minutes(monkeypatch):
     depths, report, statuses = run_long(monkeypatch, long_step(), layer_s=5)
     assert len(depths) == 3 and depths[-1] == 32
