@@ -168,24 +168,27 @@ class _Builder:
     def _build_stage(self, stage: int) -> StageTensors:
         """Append the operators of a stage; return its tensors."""
         self.sent = []
-        begin = last_forward = self.position
         passes = self.layout.passes(stage)
         has_later = any(entry.micro_batch or entry.sequence for entry in passes)
         chunks = [self._chunk(segments, has_later) for segments in self.layout.chunks[stage]]
         split = {_key(entry) for entry in passes if entry.work is PassWork.WEIGHT_GRADIENT}
+        forward_begin, last_forward = [NO_OP] * len(chunks), [NO_OP] * len(chunks)
         for entry in passes:
+            if forward_begin[entry.chunk] == NO_OP:
+                forward_begin[entry.chunk] = self.position
             self._run(chunks[entry.chunk], entry, _key(entry) in split)
-            last_forward = self.last_compute if entry.work is PassWork.FORWARD else last_forward
+            if entry.work is PassWork.FORWARD:
+                last_forward[entry.chunk] = self.last_compute
         tables = self._tensors_of(chunks)
         if self.layout.closing_bytes and self.layout.closing_bytes[stage]:
             tables += self._optimizer_tensors(stage, tables)
         if self.layout.forward_bytes:
             tables.append(
                 StageTensors.filled(
-                    np.array([self.layout.forward_bytes * len(chunks)]),
+                    np.full(len(chunks), self.layout.forward_bytes),
                     is_forward=True,
-                    begin=begin,
-                    last_forward=last_forward,
+                    begin=np.array(forward_begin),
+                    last_forward=np.array(last_forward),
                     kind=MemoryKind.TRANSIENT,
                     part=MemoryPart.CONSTANTS,
                     label=self.model.label("made of constants"),

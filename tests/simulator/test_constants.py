@@ -14,6 +14,7 @@ from mindswap.policy.model import Policy
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import interval_times
+from mindswap.simulator.program import OpKind
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB, node
 from tests.simulator.cost.builders import device
@@ -86,8 +87,15 @@ def test_several_micro_batches_make_them_once_on_each_stage(num_stages):
 
 
 def test_each_virtual_chunk_has_its_own_constants():
-    """Two chunks on each of two stages: two constants, two tables, and two masks until the last forward."""
+    """Two chunks on each of two stages: two constants, two tables, and two masks from first to last forward of each."""
     own = model(num_micro_batches=4, pipeline=Pipeline(2, 2))
     assert constant_kib(own) == [2 * (10 + 2)] * 2
-    intervals = own.program(KEEP_ALL).intervals
-    assert [int((intervals.stage[intervals.size_bytes == 16 * KIB] == stage).sum()) for stage in (0, 1)] == [1, 1]
+    program = own.program(KEEP_ALL)
+    intervals, ops = program.intervals, program.ops
+    for stage in (0, 1):
+        is_mask = (intervals.stage == stage) & (intervals.size_bytes == 8 * KIB)
+        assert is_mask.sum() == 2
+        for begin, end in zip(intervals.begin[is_mask], intervals.end[is_mask], strict=True):
+            # A chunk is two layers; the one with the head ends with an operator outside the layers.
+            assert {ops.micro_batch[begin], ops.micro_batch[end]} == {0, 3}
+            assert ops.kind[end] == OpKind.FORWARD
