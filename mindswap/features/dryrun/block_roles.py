@@ -28,7 +28,7 @@ LAYER = re.compile(r"/(?:layers-\w+|\w*[lL]ayers-CellList)/(\d+)-\w+/(.*)")
 _NUMBER = re.compile(r"-op\d+(?:_\d+)?$")
 COMMUNICATION = ("AllGather", "AllReduce", "ReduceScatter", "AllToAll", "AlltoAll", "Send", "Receive", "MirrorOperator")
 # Fused kernels that only pass a gradient on are named for their operators: `GraphKernel_Cast_fusion`.
-_PASSING = re.compile(r"^(?:GraphKernel_)?(?:Cast|TensorMove|Reshape|Transpose|AddN|Mul|RealDiv|split|fusion|_)*$")
+_PASSING = re.compile(r"^(?:GraphKernel_)?(?:Cast|TensorMove|Reshape|Transpose|AddN|split|fusion|_)*$")
 # Scalars such as the loss scale are read by operators of all phases.
 MAX_SCALAR_BYTES = 4096
 
@@ -159,8 +159,15 @@ class _PartFinder:
                 reaches_loss.update(operator.reads)
 
     def _assign_phases(self) -> None:
-        """Assign a phase to each operator; one without cells that follows backward of the step belongs to it."""
-        ends = [tick for tick, operator in self.operators.items() if operator.name.startswith((GRADIENTS, RECOMPUTED))]
+        """Assign a phase to each operator.
+
+        Backward ends with the last operator that computes a gradient: gradients may be reduced while others are scaled.
+        """
+        ends = [
+            tick
+            for tick, operator in self.operators.items()
+            if operator.name.startswith((GRADIENTS, RECOMPUTED)) and not self._passes_gradient(operator)
+        ]
         last_backward = max(ends, default=self.ticks[-1] if self.ticks else 0)
         phase = Phase.FORWARD
         for tick, operator in self.operators.items():
@@ -264,7 +271,9 @@ class _PartFinder:
         parameters = (self.parts[position] for position in operator.reads)
         return operator.phase is Phase.OPTIMIZER or MemoryPart.ACCUMULATED_GRADIENTS in parameters
 
-    def _passes_gradient(self, operator: _Operator) -> bool:
+    @staticmethod
+    def _passes_gradient(operator: _Operator) -> bool:
+        """Return whether the operator reduces or casts what it reads, if that is a gradient."""
         return operator.is_communication or bool(_PASSING.match(operator.type))
 
     def _part(self, position: int) -> MemoryPart:

@@ -133,6 +133,19 @@ def test_gradients_are_accumulated_reduced_or_scaled_and_the_rest_after_backward
     assert (parts[copy], parts[product]) == ("optimizer temporaries", "optimizer temporaries")
 
 
+def test_gradients_that_are_reduced_while_others_are_scaled_are_gradients():
+    out, scale = layer(0, "ffn/Mul-op0"), "Default/GraphKernel_Cast_Mul_Mul_ReduceSum_split-op0"
+    late = f"Gradients/{NET}/lm_head-Linear/Grad_AllGather/ReduceScatter-op1"
+    first, second = layer(0, "ffn/Grad_MatMul/MatMul-op2", "Gradients/"), "Default/Cast-op9"
+    ops = step(
+        Op(out, (EMBEDDING,)), last=out,
+        backward=(Op(first, (HEAD_INPUT_GRADIENT, out)), Op(second, (HEAD_GRADIENT,))),
+        closing=(Op(scale, (first,)), Op(late, (second,)), Op("Default/GraphKernel_Mul_fusion-op0", (late,))),
+    )  # fmt: skip
+    parts = parts_of(ops, ("weight.head", "weight.embedding"))
+    assert [parts[name] for name in (first, scale, HEAD_GRADIENT, second, late)] == ["gradients"] * 5
+
+
 def test_copies_come_from_saved_activations_and_are_prefetched():
     out, offload, prefetch = (layer(0, f"ffn/{name}") for name in ("Mul-op0", "MoveTo-op0", "MoveTo-op1"))
     ops = step(
