@@ -10,8 +10,8 @@ from mindswap.config.step_settings import read_step_settings
 DECLARED = yaml.safe_load((FOLDER / "set.yaml").read_text(encoding="utf-8"))
 
 
-def row(name, used, actual, simulated):
-    return Row(name, 0, used << 20, actual << 20, simulated << 20)
+def row(name, used, actual, simulated, simulated_actual=0):
+    return Row(name, 0, used << 20, actual << 20, simulated << 20, simulated_actual << 20)
 
 
 def test_there_are_48_different_configurations():
@@ -32,14 +32,18 @@ def test_a_change_is_merged_and_an_equals_sign_replaces():
 
 
 def test_the_table_says_how_far_each_figure_is():
-    # 1020 of 1000: +2.0 %. With 9 % of fragments 1111.8 of 1080: +2.9 %.
-    shown = ["a", "0", "1000 MiB", "1020 MiB", "+2.0 %", "1080 MiB", "1112 MiB", "+2.9 %"]
-    assert cells(row("a", 1000, 1080, 1020)) == shown
-    assert cells(Row("b", 0, 0, 0, None, "no kernel\nlog"))[-2:] == ["-", "no kernel"]
+    # 1020 of 1000: +2.0 %. With fragments 1111 of 1080: +2.9 %.
+    shown = ["a", "0", "1000 MiB", "1020 MiB", "+2.0 %", "1080 MiB", "1111 MiB", "+2.9 %"]
+    assert cells(row("a", 1000, 1080, 1020, 1111)) == shown
+    assert cells(Row("b", 0, 0, 0, error="no kernel\nlog"))[-2:] == ["-", "no kernel"]
 
 
 def test_the_summary_names_the_worst_and_counts_no_row_without_figures():
-    rows = [row("a", 1000, 1110, 1020), row("b", 1000, 1110, 960), Row("c", 0, 0, 0, None, "not dry run yet")]
+    rows = [
+        row("a", 1000, 1110, 1020, 1110),
+        row("b", 1000, 1110, 960, 1046),
+        Row("c", 0, 0, 0, error="not dry run yet"),
+    ]
     assert summary(rows) == (
         "3 configurations declared, 2 with both figures (2 stages): mean absolute error 3.0 %, "
         "lowest -4.0 % (b, stage 0), highest +2.0 % (a, stage 0); with fragments 2.9 %"

@@ -68,7 +68,7 @@ def test_peak_and_what_is_live_there(run):
         MemoryPart.WEIGHTS: 100,
         MemoryPart.OPTIMIZER_STATES: 200,
         MemoryPart.GATHERED_WEIGHTS: 460,  # the AllGather and the cast of it
-        MemoryPart.ACTIVATION_GRADIENTS: 700,
+        MemoryPart.GRADIENTS: 700,  # ReduceScatter reads it
         MemoryPart.SAVED_ACTIVATIONS: 1000,
     }
 
