@@ -132,7 +132,7 @@ def test_short_models_are_extrapolated_to_what_all_layers_take(tmp_path):
 
 FILL = """
 import sys
-from mindswap.features.dryrun import _cached_samples
+from mindswap.features.dryrun.rank_runs import _cached_samples
 from mindswap.config.source import load_document
 from mindswap.features.dryrun.cann_stand_ins import stub_libraries
 stub_libraries()

@@ -73,7 +73,7 @@ def test_wrong_options_are_refused_before_anything_is_compiled(plan, options, me
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--device", "gpu"), "device 'gpu': no such device; did you mean cpu?\n    known: a3_die, atlas_800t_a2"),
+        (("--device", "gpu"), "device 'gpu': no such device; did you mean cpu?\n    known: a3_die, atlas_800_9000"),
         (("--device", "no.yaml"), "no.yaml: the file does not exist"),
         (("--memory", "4.6"), "write a number with its unit"),
         (("--memory", "65GiB"), "more than the"),
