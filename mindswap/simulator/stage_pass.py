@@ -20,7 +20,7 @@ from mindswap.simulator.tensor_lifetimes import PassTensors, StageTensors
 WEIGHT_HALF = 2**40
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen: waits are filled in while a pass is built
 class PassOps(Table):
     """Operators of a pass in issue order, RECEIVE and SEND included; shape (num_ops,) unless stated otherwise."""
 
@@ -36,7 +36,7 @@ class PassOps(Table):
     wait_half: np.ndarray | None = None  # ... relative to the first half of a split backward
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen: caches two properties
 class StagePass:
     """One pass through the segments of a virtual chunk."""
 
@@ -193,8 +193,7 @@ class ModelSegments:
             _wait_for_receive(ops)
         for part, begin in begin_of_part:
             if part.starts_with_collective and begin:  # the previous segment produces its operand
-                first = begin - has_receive
-                ops.wait_op[first] = max(int(ops.wait_op[first]), begin - 1)
+                _wait_for_operator(ops, position=begin - has_receive, awaited=begin - 1)
         if has_receive:
             ops = self._with_transfer(ops, 0, OpKind.RECEIVE, 0, NO_OP)
         send_bytes = self._boundary_bytes(target, is_forward) if target is not None else 0
@@ -260,6 +259,11 @@ class ModelSegments:
         If the segment reads it in several dtypes, the smallest is sent and the receiver casts it.
         """
         return min((read.size_bytes for read in neighbour_reads(self.blocks[segment], is_forward)), default=0)
+
+
+def _wait_for_operator(ops: PassOps, *, position: int, awaited: int) -> None:
+    """Make an operator wait for an earlier one, unless it waits for a later one already."""
+    ops.wait_op[position] = max(int(ops.wait_op[position]), awaited)
 
 
 def _wait_for_receive(ops: PassOps) -> None:

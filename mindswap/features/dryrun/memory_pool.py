@@ -6,7 +6,6 @@ of launch with its stream.
 """
 
 import csv
-import functools
 import re
 import sys
 from collections import Counter
@@ -92,8 +91,11 @@ class DryRun:
 
     curve: tuple[tuple[int, int], ...] = field(init=False)
     peak_tick: int = field(init=False)
+    _parts: dict[int, MemoryPart] = field(init=False)  # part of each block, by its identity
 
     def __post_init__(self) -> None:
+        parts = dict(zip(map(id, self.blocks), find_parts(self.blocks, self.operators), strict=True))
+        object.__setattr__(self, "_parts", parts)
         changes: Counter[int] = Counter()
         for block in self.blocks:
             changes[block.start] += block.size_bytes
@@ -118,11 +120,6 @@ class DryRun:
     def part(self, block: PoolBlock) -> MemoryPart:
         """Return the part of the memory that a block of this run is."""
         return self._parts[id(block)]
-
-    @functools.cached_property
-    def _parts(self) -> dict[int, MemoryPart]:
-        """Part of each block, by its identity."""
-        return dict(zip(map(id, self.blocks), find_parts(self.blocks, self.operators), strict=True))
 
     @property
     def prefetched_bytes(self) -> int:

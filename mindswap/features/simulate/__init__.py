@@ -64,7 +64,7 @@ class Run:
         """Peak device memory in bytes, with the fragments of a pool that maps no pages."""
         return max(self.actual_peaks_bytes)
 
-    @functools.cached_property
+    @property
     def actual_peaks_bytes(self) -> tuple[int, ...]:
         """The same of each stage."""
         return self.model.actual_peaks_bytes(self.simulated)
