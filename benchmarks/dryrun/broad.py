@@ -5,7 +5,6 @@
     python benchmarks/dryrun/broad.py mindformers --known       # no dry run: what is measured, and what is not
     python benchmarks/dryrun/broad.py mindformers qwen2_5       # rows whose names contain a word
     python benchmarks/dryrun/broad.py mindformers --seconds 600 # only as many dry runs as begin in ten minutes
-    python benchmarks/dryrun/broad.py mindformers --write       # the table of docs/dryrun_broad.md
 
 Nobody tuned the simulator on these files. broad.yaml declares them with their branch, and the policies of each. A file
 keeps its sizes, parallelism and options; the number of layers, of stages and of micro-batches is cut (`cut`), because a
@@ -23,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from compare import NOT_MEASURED, Row, cells, compare, is_good, merged, summary, table, write_table
+from compare import NOT_MEASURED, Row, cells, compare, is_good, merged, summary
 
 FOLDER = Path(__file__).resolve().parent
 MEASURED = FOLDER / "broad_measured.json"
-PAGES = (FOLDER.parents[1] / "docs/dryrun_broad.md",)
 MOST_STAGES = 2
 LAYERS_PER_CHUNK = 3
 MOST_ACCUMULATION = 4
@@ -42,13 +40,12 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Compare the rows that were asked for."""
+    """Compare the requested rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="git repository of MindFormers with its branches")
     parser.add_argument("words", nargs="*", help="parts of names; default is all rows")
     parser.add_argument("--known", action="store_true", help="no dry run; rows that are not measured are shown so")
     parser.add_argument("--seconds", type=int, default=10**9, help="begin no dry run after so many seconds")
-    parser.add_argument("--write", action="store_true", help="write the table into the page")
     args = parser.parse_args(words)
     names = [name for name in declared_rows() if not args.words or any(word in name for word in args.words)]
     end_s = time.monotonic() + args.seconds
@@ -60,9 +57,6 @@ def main(words: Sequence[str]) -> int:
             print(*cells(row), sep=" | ", flush=True)
         rows += found
     print(f"\n{summary(rows)}\n{count_errors(rows)}")
-    if args.write:
-        for page in PAGES:
-            write_table(page, f"{table(rows)}\n{count_errors(rows)}\n")
     return 0 if is_good(rows) else 1
 
 
@@ -84,7 +78,7 @@ def configuration(checkout: Path, name: str) -> dict[str, Any]:
 
 
 def cut(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration with fewer layers, stages and micro-batches; all other keys as they are.
+    """Return a configuration with fewer layers, stages and micro-batches, and no file of communication options.
 
     At most `MOST_STAGES` stages with `LAYERS_PER_CHUNK` layers a chunk, twice as many micro-batches as stages in a
     pipeline, otherwise at most `MOST_ACCUMULATION` accumulated ones. Lists per stage keep their first entries, none

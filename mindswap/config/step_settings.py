@@ -1,6 +1,7 @@
 """Settings of a training step other than its network: batch, parallelism, optimizer and pipeline."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -236,9 +237,22 @@ _SIZE = re.compile(r"(?:[1-9][0-9]*\.?[0-9]*|0\.[0-9]*)GB")
 # MindSpore ignores a larger limit on 910B and A3 (`GetDeviceMemSizeFromContext` of ascend_memory_adapter.cc), and its
 # pool takes 15/16 of the memory that is free (kMSMemoryRatio).
 LARGEST_LIMIT_BYTES = 64 * 2**30
+# `HCCL_BUFFSIZE` if it is not set (CANN 8.5).
+DEFAULT_HCCL_BUFFER_BYTES = 200 * 2**20
 # What CANN offers of a card of 64 GB (910B): aclrtGetMemInfo in out-of-memory errors of torch_npu, for example
 # vllm-ascend#19 and TouchNet#100. MindSpore stops if the limit is not below the memory that is free.
 CARD_BYTES = int(Decimal("60.96") * 2**30)
+
+
+def read_hccl_buffer(environ: Mapping[str, str]) -> int | None:
+    """Return the size of a buffer of HCCL in bytes, as `HCCL_BUFFSIZE` sets it in MiB; None if it sets none."""
+    text = environ.get("HCCL_BUFFSIZE", "").strip()
+    return int(text) * 2**20 if text.isdecimal() and int(text) >= 1 else None  # HCCL takes nothing else
+
+
+def hccl_bytes(buffer_bytes: int, num_communicators: int) -> int:
+    """Return the device memory of HCCL in bytes: a buffer to send and one to receive for each communicator."""
+    return 2 * buffer_bytes * num_communicators
 
 
 @dataclass(frozen=True)

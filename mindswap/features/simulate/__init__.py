@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mindswap.config.nodes import Document
@@ -37,12 +37,17 @@ class Run:
         policy: the simulated policy, in layer indices.
         simulated: timeline and memory of the step.
         title: name for reports.
+        actual_peaks_bytes: derived: peak device memory of each stage with the fragments of a pool that maps no pages.
     """
 
     model: StepModel
     policy: Policy
     simulated: SimulatedStep
     title: str
+    actual_peaks_bytes: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "actual_peaks_bytes", self.model.actual_peaks_bytes(self.simulated))
 
     @property
     def device(self) -> Device:
@@ -63,11 +68,6 @@ class Run:
     def actual_peak_bytes(self) -> int:
         """Peak device memory in bytes, with the fragments of a pool that maps no pages."""
         return max(self.actual_peaks_bytes)
-
-    @property
-    def actual_peaks_bytes(self) -> tuple[int, ...]:
-        """The same of each stage."""
-        return self.model.actual_peaks_bytes(self.simulated)
 
     @property
     def fits(self) -> bool:

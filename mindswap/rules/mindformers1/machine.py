@@ -11,14 +11,17 @@ from mindswap.config.step_settings import (
     ALLOWED,
     ASCEND,
     CARD_BYTES,
+    DEFAULT_HCCL_BUFFER_BYTES,
     GRAPH,
     LARGEST_LIMIT_BYTES,
     PATH,
     PYNATIVE,
+    hccl_bytes,
     is_device_memory,
     is_on_cpu,
     read_device_memory,
     read_device_target,
+    read_hccl_buffer,
     read_step_settings,
     uses_pynative_mode,
 )
@@ -161,8 +164,9 @@ def unmanaged_device_memory(context: Context) -> Iterator[Finding]:
     if limit is None or is_on_cpu(context.document):
         return
     settings = read_step_settings(context.document)
-    hccl_bytes = 2 * _hccl_buffer_bytes(context) * len(settings.communicators)
-    most_gib = min((CARD_BYTES - hccl_bytes) // 2**30, DEFAULT_LIMIT_GIB)
+    buffer_bytes = read_hccl_buffer(context.environ) or DEFAULT_HCCL_BUFFER_BYTES
+    needed_bytes = hccl_bytes(buffer_bytes, len(settings.communicators))
+    most_gib = min((CARD_BYTES - needed_bytes) // 2**30, DEFAULT_LIMIT_GIB)
     size = f"{PATH}: {show(context.document.value(*PATH.split('.')))}"
     left = f"of the {format_bytes(CARD_BYTES)} that CANN offers of a card of 64 GB"
     if limit.size_bytes > LARGEST_LIMIT_BYTES:
@@ -172,19 +176,13 @@ def unmanaged_device_memory(context: Context) -> Iterator[Finding]:
         message += f"{format_bytes(CARD_BYTES * 15 // 16)} {left} if all is free"
     elif limit.size_bytes >= CARD_BYTES:
         message = f"{size} is more than a card of 64 GB has: CANN offers {format_bytes(CARD_BYTES)}; MindSpore stops"
-    elif limit.size_bytes + hccl_bytes > CARD_BYTES:
+    elif limit.size_bytes + needed_bytes > CARD_BYTES:
         names = settings.communicators
         message = f"{size} leaves {format_bytes(CARD_BYTES - limit.size_bytes)} {left}, HCCL takes "
-        message += f"{format_bytes(hccl_bytes)} for {format_count(len(names), 'communicator')} ({', '.join(names)})"
+        message += f"{format_bytes(needed_bytes)} for {format_count(len(names), 'communicator')} ({', '.join(names)})"
     else:
         return
     yield Finding(limit.location, message, f"at most {most_gib}GB", f'max_device_memory: "{most_gib}GB"')
-
-
-def _hccl_buffer_bytes(context: Context) -> int:
-    """Return the size of a buffer of HCCL in bytes: `HCCL_BUFFSIZE` MiB, 200 by default."""
-    text = context.environ.get("HCCL_BUFFSIZE", "").strip()
-    return (int(text) if text.isdecimal() and int(text) > 0 else 200) * 2**20
 
 
 def _suggest_memory(value: object) -> str:

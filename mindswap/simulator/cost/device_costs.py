@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from mindswap.config.nodes import Document
-from mindswap.config.step_settings import read_device_memory
+from mindswap.config.step_settings import read_device_memory, read_hccl_buffer
 from mindswap.errors import PolicyError
 from mindswap.simulator.cost.calibration_file import load_measured
 from mindswap.simulator.cost.cost_table import CostTable
@@ -57,12 +57,11 @@ def with_environment(device: Device, environ: Mapping[str, str]) -> Device:
     if not maps_pages and not device.leaves_fragments and device.sources["fragments"] != SET_BY_USER:
         source = "environment, MS_ALLOC_CONF=enable_vmm:False"
         device = with_figures(device, {"fragments": FRAGMENTS_PERMILLE}, {"fragments": source})
-    text = environ.get("HCCL_BUFFSIZE", "").strip()
-    is_named = device.sources["hccl_buffer"] == SET_BY_USER
-    if is_named or not text.isdecimal() or int(text) < 1:  # HCCL takes nothing else
+    buffer_bytes = read_hccl_buffer(environ)
+    if buffer_bytes is None or device.sources["hccl_buffer"] == SET_BY_USER:
         return device
-    source = f"environment, HCCL_BUFFSIZE={text}"
-    return with_figures(device, {"hccl_buffer": int(text) * 2**20}, {"hccl_buffer": source})
+    source = f"environment, HCCL_BUFFSIZE={buffer_bytes // 2**20}"
+    return with_figures(device, {"hccl_buffer": buffer_bytes}, {"hccl_buffer": source})
 
 
 # A device file from a profile of a real machine.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mindswap.config.step_settings import StepSettings
+from mindswap.config.step_settings import StepSettings, hccl_bytes
 from mindswap.errors import CostError
 from mindswap.graph.model import Node
 from mindswap.graph.ops import ComputeUnit, classify
@@ -178,4 +178,4 @@ def _workspace_of(node: Node, device: Device) -> int:
 
 def communication_bytes(communicators: Sequence[str], device: Device) -> int:
     """Return the bytes of HCCL buffers, outside the pool: `hccl_buffer` to send and to receive, per communicator."""
-    return 2 * device.hccl_buffer_bytes * len(communicators)
+    return hccl_bytes(device.hccl_buffer_bytes, len(communicators))
