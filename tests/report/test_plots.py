@@ -70,8 +70,8 @@ def test_rows_follow_by(drawn, by, labels):
 def test_layers_have_one_scale_and_the_loss_its_own(drawn):
     first, second, outside = (panel.get_xlim() for panel in drawn("operator"))
     assert first == second
-    assert first == pytest.approx((0, 4 * inspect_plots.ROOM))  # 4 MiB is the longest bar of a layer
-    assert outside == pytest.approx((0, 1000 * inspect_plots.ROOM))
+    assert first == pytest.approx((0, 4 * inspect_plots.RELATIVE_WIDTH))  # 4 MiB is the longest bar of a layer
+    assert outside == pytest.approx((0, 1000 * inspect_plots.RELATIVE_WIDTH))
 
 
 def test_colours_are_those_of_simulate_and_bars_have_their_size(drawn):
