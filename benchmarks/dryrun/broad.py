@@ -7,8 +7,8 @@
     python benchmarks/dryrun/broad.py mindformers --seconds 600 # only as many dry runs as begin in ten minutes
 
 Nobody tuned the simulator on these files. broad.yaml declares them with their branch, and the policies of each. A file
-keeps its sizes, parallelism and options; the number of layers, of stages and of micro-batches is cut (`cut`), because a
-dry run compiles each layer. Results of dry runs are kept in broad_measured.json by content of the configuration and
+keeps its sizes, parallelism and options; what 1.9 no longer has is replaced (`migrate`), and the number of layers, of
+stages and of micro-batches is cut (`cut`), because a dry run compiles each layer. Results of dry runs are kept in broad_measured.json by content of the configuration and
 version of MindSpore. A row takes one to four minutes on two cores. Exit code 1 if a target is missed.
 """
 
@@ -28,6 +28,8 @@ FOLDER = Path(__file__).resolve().parent
 MEASURED = FOLDER / "broad_measured.json"
 MOST_STAGES = 2
 LAYERS_PER_CHUNK = 3
+# Optimizers that 1.9 no longer has. AdamW holds the same: both moments in float32.
+REMOVED_OPTIMIZERS = {"FP32StateAdamWeightDecay", "AdamWeightDecayX", "FusedAdamWeightDecay"}
 MOST_ACCUMULATION = 4
 # Policies: sections that replace those of the file; "own" leaves the file as it is.
 RECOMPUTE_OFF = {"recompute": False, "select_recompute": False}
@@ -74,7 +76,24 @@ def configuration(checkout: Path, name: str) -> dict[str, Any]:
     shown = subprocess.run(["git", "-C", str(checkout), "show", f"origin/{blob}"], capture_output=True, check=False)
     if shown.returncode:
         shown = subprocess.run(["git", "-C", str(checkout), "show", blob], capture_output=True, check=True)
-    return merged(cut(yaml.safe_load(shown.stdout)), POLICIES[policy])
+    return merged(migrate(cut(yaml.safe_load(shown.stdout))), POLICIES[policy])
+
+
+def migrate(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration of an older branch as MindFormers 1.9 builds it.
+
+    AdamW stands in for optimizers that were removed; the package has the networks that `auto_register` took from the
+    checkout, and nothing here needs a tokenizer.
+    """
+    data = deepcopy(data)
+    optimizer = data["optimizer"]
+    if optimizer["type"] in REMOVED_OPTIMIZERS:
+        optimizer["type"] = "AdamW"
+        optimizer["betas"] = [optimizer.pop("beta1", 0.9), optimizer.pop("beta2", 0.999)]
+    for section in (data["model"]["model_config"], data["model"].get("arch") or {}):
+        section.pop("auto_register", None)
+    data.pop("processor", None)
+    return data
 
 
 def cut(data: dict[str, Any]) -> dict[str, Any]:
