@@ -7,6 +7,7 @@ CHINESE = {
     "bad-ignore": "`mindswap: {ignore: ...}` 不是规则名的列表，或其中的规则不存在。",
     "bad-prefetch": "预取距离不是正整数。它按算子计数，最小为 1；`True` 不是整数。",
     "bad-regex": r"算子名不是正则表达式，或匹配耗时过长。名字在 `\.` 处分开，每一部分各是一个正则表达式。",
+    "class-removed": "较早版本的 MindFormers 有、1.9 已没有的类：优化器、网络、训练器。",
     "conflicting-prefetch": "两个条目给同一层，或同一层的同一算子，不同的预取距离。",
     "context-mode": "context.mode 不是 mindswap 能够 SWAP 的模式。",
     "context-refused": "使 MindSpore 停止的 `context` 与 `parallel` 设置：未知的键，或不接受的值。",

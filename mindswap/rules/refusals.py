@@ -52,7 +52,7 @@ class LocatedValue(NamedTuple):
 class Values:
     """Values of a configuration by key path, such as `parallel_config.data_parallel`, for conditions.
 
-    `model.x` is short for `model.model_config.x`, where x may be a common name of `SYNONYMS`.
+    `model.x` is short for `model.model_config.x`, where x may be a common name of `SYNONYMS`; `model.arch` is itself.
     """
 
     def __init__(self, document: Document, is_swap_enabled: bool = False, is_training_start: bool = False):
@@ -168,7 +168,7 @@ class Values:
 
 
 def _spellings(path: str) -> tuple[str, ...]:
-    if not path.startswith("model.") or f"{path}.".startswith(MODEL):
+    if not path.startswith("model.") or f"{path}.".startswith((MODEL, "model.arch.")):
         return (path,)
     key = path.removeprefix("model.")
     return tuple(MODEL + spelling for spelling in SYNONYMS.get(key, (key,)))

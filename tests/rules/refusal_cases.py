@@ -17,7 +17,10 @@ from mindswap.rules.checker import check_document
 from mindswap.rules.mindformers1 import find_rules
 from mindswap.rules.refusals import Refusal, Values
 
-MODULES = ("attention", "contexts", "experts", "models", "moe", "optimizers", "pipelines", "rates", "runs", "splits")
+MODULES = (
+    "attention", "classes", "contexts", "experts", "models", "moe", "optimizers", "pipelines", "rates", "runs",
+    "splits",
+)  # fmt: skip
 SPARSE = "model_type: deepseek_v3, multi_latent_attention: True, kv_lora_rank: 512, experimental_attention_variant: dsa"
 # Texts before, and after, that of a case.
 TEMPLATES = {

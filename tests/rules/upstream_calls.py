@@ -3,6 +3,7 @@
 Each takes the configuration as plain data, merged into a small one that trains, and raises where upstream does.
 """
 
+import functools
 import importlib
 import tempfile
 from collections.abc import Callable, Iterator
@@ -376,6 +377,16 @@ def optimizer_mode(config: Any) -> None:
         optimizer(config)
 
 
+def registered(kind: str, *path: str) -> Callable[[Any], None]:
+    """Return a call that finds the class that a section names."""
+
+    def find(config: Any) -> None:
+        section = functools.reduce(lambda inner, key: inner[key], path, config)
+        by_name("mindformers.tools.register.MindFormerRegister").get_cls(kind, section["type"])
+
+    return find
+
+
 def hf(config: Any) -> None:
     """Make the configuration of a dataset of Hugging Face."""
     given = dict(config.train_dataset.data_loader)
@@ -459,6 +470,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "mask": mask,
     "activation": activation,
     "optimizer": optimizer,
+    "registry-trainer": registered("trainer", "trainer"),
+    "registry-models": registered("models", "model", "arch"),
+    "registry-config": registered("config", "model", "model_config"),
     "optimizer-rate": lambda config: optimizer(config, None),
     "muon": muon,
     "muon-ranks": muon_ranks,
