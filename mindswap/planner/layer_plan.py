@@ -7,9 +7,9 @@ searched. All candidates are simulated.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from mindswap.planner.build_plan import plan_of
 from mindswap.planner.evaluate import Candidate, evaluate, evaluate_short, short_model
 from mindswap.planner.lower_bound import collect_bound_inputs, min_step_ns
-from mindswap.planner.planning import plan_of
 from mindswap.planner.problem import Compared, Plan, PlanProblem
 from mindswap.planner.simple import evenly
 from mindswap.planner.solver.search import Interruptible, Progress, Stop

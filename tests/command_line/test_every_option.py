@@ -153,7 +153,7 @@ def prepared(folder: Path, name: str) -> dict[str, object]:
 def little_effort(monkeypatch):
     """A quick search will do: that a plan is found is what a case is about, not which."""
     monkeypatch.setattr("mindswap.planner.solver.fast.MAX_EVALUATIONS", 20)
-    monkeypatch.setattr("mindswap.planner.planning.NUM_HALVINGS", 2)
+    monkeypatch.setattr("mindswap.planner.session.NUM_HALVINGS", 2)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from mindswap.planner import planning
+from mindswap.planner import session
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.lower_bound import min_step_ns
 from mindswap.planner.planning import Planner
@@ -16,7 +16,7 @@ from mindswap.planner.sweep import bound_curve
 from mindswap.policy.model import Policy
 from tests.planner.builders import Tensor, ToySpace, random_space
 from tests.planner.models import MB, small_model
-from tests.planner.test_plan_cache import with_links
+from tests.planner.test_budget_search import with_links
 
 pytestmark = pytest.mark.long
 UNLIMITED_BYTES = 2**50
@@ -119,7 +119,7 @@ def case(request):
     keep_bytes = max(model.simulate(Policy()).activation_bytes) + model.static[0].total_bytes
     problem = PlanProblem(model, keep_bytes * permille // 1000, UNLIMITED_BYTES, 8, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "NUM_HALVINGS", 3)  # few budgets where the least memory is asked for
+        patch.setattr(session, "NUM_HALVINGS", 3)  # few budgets where the least memory is asked for
         return planner, problem, planner.plan(problem)
 
 
@@ -169,7 +169,7 @@ def test_more_memory_never_raises_the_bound(case):
 
 def test_the_memory_that_a_plan_names_is_enough(monkeypatch):
     """A fifth of keeping everything is too little for any policy."""
-    monkeypatch.setattr(planning, "NUM_HALVINGS", 3)
+    monkeypatch.setattr(session, "NUM_HALVINGS", 3)
     model = small_model(3, device=with_links(10**11))
     keep_bytes = max(model.simulate(Policy()).activation_bytes) + model.static[0].total_bytes
     plan = Planner(model).plan(PlanProblem(model, keep_bytes // 5, UNLIMITED_BYTES, 8))

@@ -79,13 +79,11 @@ def test_what_is_not_allowed_is_not_done(model, free, is_swap):
     assert bool(plan.policy.select_recompute or plan.policy.layer_recompute) != is_swap
 
 
-def test_an_interrupted_plan_is_replayed_too(model, free):
-    """By a planner of its own: one that knows a plan for the budget has nothing to interrupt."""
-
+def test_an_interrupted_plan_is_replayed_too(model, planner, free):
     def progress() -> None:
         raise Stop
 
-    plan = Planner(model).plan(problem(model, free.peak_bytes * 4 // 5), progress=progress)
+    plan = planner.plan(problem(model, free.peak_bytes * 4 // 5), progress=progress)
     assert plan.is_interrupted
     assert plan.num_evaluations == 1
 

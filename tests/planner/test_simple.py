@@ -5,8 +5,9 @@ from itertools import product
 
 import pytest
 
+from mindswap.planner.build_plan import plan_of
 from mindswap.planner.evaluate import Candidate, evaluate
-from mindswap.planner.planning import Planner, plan_of
+from mindswap.planner.planning import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, PlanProblem
 from mindswap.planner.simple import (
     DISTANCES,

@@ -17,7 +17,7 @@ from mindswap.simulator.program import OpKind
 from mindswap.simulator.step_model import StepModel
 from tests.planner.builders import Tensor, ToySpace
 from tests.planner.models import MB, small_model
-from tests.planner.test_plan_cache import with_links
+from tests.planner.test_budget_search import with_links
 
 PLENTY = 10**12
 

@@ -11,8 +11,7 @@ def sweep(fits, interrupted_at=None):
     """Memory and time of the plans of a sweep from 50 to 100 bytes, and the budgets that were asked."""
     asked = []
 
-    def plan(problem, progress):
-        budget = problem.budget_bytes
+    def plan(budget):
         asked.append(budget)
         return SimpleNamespace(
             budget_bytes=budget, peak_bytes=budget, step_time_ns=600 - budget, fits=fits(budget),
@@ -20,7 +19,7 @@ def sweep(fits, interrupted_at=None):
             compared=[SimpleNamespace(baseline=KEEP_ALL, peak_bytes=100, step_time_ns=500)],
         )  # fmt: skip
 
-    found = sweep_budgets(SimpleNamespace(plan=plan), PlanProblem(None, 0, 0, 1))
+    found = sweep_budgets(SimpleNamespace(plan=plan))
     return [(plan.peak_bytes, plan.step_time_ns) for plan in found], asked
 
 

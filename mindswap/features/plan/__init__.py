@@ -1,6 +1,5 @@
 """`mindswap plan`: search a swap and recompute policy for a step, print it and write it into the configuration."""
 
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -8,13 +7,9 @@ from typing import Any, NamedTuple
 
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
-from mindswap.config.step_settings import (
-    LAYERS_NOT_INLINED,
-    MAX_INLINED_MICRO_BATCHES,
-    pinnable_bytes,
-    read_device_memory,
-)
-from mindswap.errors import PlanError, PolicyError, SimulationError, require
+from mindswap.config.step_settings import LAYERS_NOT_INLINED, MAX_INLINED_MICRO_BATCHES
+from mindswap.errors import PlanError, PolicyError, SimulationError
+from mindswap.features.plan.budget import budget_warning, find_budget, make_problem, objective_warning, usable_budget
 from mindswap.features.plan.pynative import is_2x, planned_text_2x, sections_2x
 from mindswap.features.plan.report import format_plan
 from mindswap.features.simulate import LoadedStep, Run
@@ -22,22 +17,27 @@ from mindswap.files import write_new
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_plan import plan_layers
 from mindswap.planner.pins import Pin, pinned_policy
-from mindswap.planner.planning import LOSS_PERMILLE, Planner
+from mindswap.planner.planning import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, YOURS, Allow, Compared, Objective, Plan, PlanProblem
+from mindswap.planner.session import PlanSession
 from mindswap.planner.solver.search import Progress
 from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.planner.write import compact_policy, write_plan, written_policy
-from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.equivalence import rewrite_for_swap, with_swap_enabled
 from mindswap.policy.model import Layers, Policy
 from mindswap.report.html import in_notebook
 from mindswap.report.problems import format_problems
 from mindswap.rules.checker import check_document
-from mindswap.simulator.cost.budget import MemoryBudget, budget_of_device, has_margin
-from mindswap.simulator.cost.hardware import SET_BY_USER, Device, with_figures, with_fragments, without_fragments
+from mindswap.simulator.cost.budget import MemoryBudget
+from mindswap.simulator.cost.hardware import Device, with_figures, with_fragments, without_fragments
 from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
-from mindswap.simulator.step_model import StepModel
-from mindswap.units import ceil_div, format_bytes, format_time, parse_bytes
+from mindswap.units import ceil_div, format_bytes, format_time
+
+__all__ = [
+    "PlanInPool", "StepPlan", "StepPlanner", "Sweep", "budget_warning", "check_plan_writable", "compact",
+    "evaluate_file_policy", "find_budget", "make_plan", "make_problem", "objective_warning", "plan_within_pool",
+    "planned_text", "restrict_to_compilable", "usable_budget",
+]  # fmt: skip
 
 # Plans that are made at most until one fits with its fragments: each takes as long as a plan without them.
 MOST_POOL_PLANS = 4
@@ -183,6 +183,9 @@ def make_plan(
 ) -> StepPlan:
     """Search the policy with the shortest step time, or the least memory, within a memory budget.
 
+    The plan depends on the arguments alone, not on what was planned before. For several plans of one step,
+    `StepPlanner` saves time.
+
     Args:
         step: the step to plan.
         memory: budget of each card, `"40GiB"` or bytes; default is the usable memory of the device.
@@ -204,35 +207,90 @@ def make_plan(
         >>> plan = make_plan(step, "40GiB")
         >>> plan.save("planned.yaml")
     """
-    file_step, step, allow = step, step.as_compiled_with_swap(), restrict_to_compilable(step, allow)
-    if pins:
-        step = _pinned(step, tuple(pins), allow)
-        allow = replace(allow, pinned=tuple(pin.pattern for pin in pins))
-    problem = make_problem(step, memory, allow, objective)
-    budget_bytes, source = find_budget(step, memory)
+    return StepPlanner(step, allow, pins).plan(memory, objective, progress, simple=simple)
 
-    def search(problem: PlanProblem) -> Plan:
-        if isinstance(step.model, LayerSwapModel2x):
-            return plan_layers(problem, progress)
-        planner = _planner(step.model, allow, step.nameable_trees)
-        plan = compact(step, planner.plan(problem, progress))
-        return compact(step, planner.plan_simple(problem, plan, progress)) if simple else plan
 
-    plan, device = search(problem), step.device
-    if device.leaves_fragments and not isinstance(step.model, LayerSwapModel2x):
-        problem, plan, device = plan_within_pool(step, problem, plan, budget_bytes, search)
-    if device.leaves_fragments:
-        fragments = f"fragments of the pool, which maps no pages: {device.fragments_permille / 10:g} % of the peak"
-        source = f"{source}; {fragments}" if source else fragments
-    plan = replace(plan, compared=(*evaluate_file_policy(problem, file_step), *plan.compared))
-    plan = replace(
-        plan,
-        budget_bytes=budget_bytes,
-        smallest_budget_bytes=with_fragments(device, plan.smallest_budget_bytes),
-        least_budget_bytes=with_fragments(device, plan.least_budget_bytes),
-    )
-    budget = usable_budget(step, memory)
-    return StepPlan(step, problem, plan, source, budget.without_fragments(device))
+class StepPlanner:
+    """Makes plans for one step. They share its compiled layers, and no results: each is the plan of `make_plan`.
+
+    Args:
+        step: the step to plan.
+        allow: means that plans may use: swap, recompute or both.
+        pins: decisions of the user for all layers.
+
+    Raises:
+        PlanError: swap alone is allowed and cannot be compiled, or a pin has no effect or contradicts another one.
+
+    Example:
+        >>> planner = StepPlanner(mindswap.load_step("llama2_7b.yaml"))
+        >>> plans = [planner.plan(memory) for memory in ("48GiB", "52GiB")]
+    """
+
+    def __init__(self, step: LoadedStep, allow: Allow = DEFAULT_ALLOW, pins: Sequence[Pin] = ()):
+        self.file_step, self.allow = step, restrict_to_compilable(step, allow)
+        self.step = step.as_compiled_with_swap()
+        if pins:
+            fixed = pinned_policy(pins, self.step.model, self.allow, step.nameable_trees)
+            self.step = replace(self.step, model=self.step.model.with_fixed_policy(fixed))
+            self.allow = replace(self.allow, pinned=tuple(pin.pattern for pin in pins))
+        self._planner: Planner | None = None
+
+    @property
+    def planner(self) -> Planner:
+        """Planner of the model, made when it is first needed; steps of MindFormers 2.x have none."""
+        if self._planner is None:
+            self._planner = Planner(self.step.model, self.allow, self.step.nameable_trees)
+        return self._planner
+
+    def plan(
+        self,
+        memory: str | int | None = None,
+        objective: Objective = Objective.TIME,
+        progress: Progress = lambda: None,
+        *,
+        simple: bool = False,
+    ) -> StepPlan:
+        """Search a plan within a memory budget. Arguments, result and errors as of `make_plan`."""
+        step = self.step
+        problem = make_problem(step, memory, self.allow, objective)
+        budget_bytes, source = find_budget(step, memory)
+        search = self._search_of(problem, progress, simple)
+        plan, device = search(problem), step.device
+        if device.leaves_fragments and not isinstance(step.model, LayerSwapModel2x):
+            problem, plan, device = plan_within_pool(step, problem, plan, budget_bytes, search)
+        if device.leaves_fragments:
+            fragments = f"fragments of the pool, which maps no pages: {device.fragments_permille / 10:g} % of the peak"
+            source = f"{source}; {fragments}" if source else fragments
+        plan = replace(
+            plan,
+            compared=(*evaluate_file_policy(problem, self.file_step), *plan.compared),
+            budget_bytes=budget_bytes,
+            smallest_budget_bytes=with_fragments(device, plan.smallest_budget_bytes),
+            least_budget_bytes=with_fragments(device, plan.least_budget_bytes),
+        )
+        return StepPlan(step, problem, plan, source, usable_budget(step, memory).without_fragments(device))
+
+    def _search_of(self, problem: PlanProblem, progress: Progress, simple: bool) -> Callable[[PlanProblem], Plan]:
+        """Return the search of one question: a function of the problem, of which the budget may change."""
+        if isinstance(self.step.model, LayerSwapModel2x):
+            return lambda changed: plan_layers(changed, progress)
+        session = PlanSession(self.planner, problem, progress)
+
+        def search(changed: PlanProblem) -> Plan:
+            plan = compact(self.step, session.plan(changed.budget_bytes))
+            return compact(self.step, self.planner.plan_simple(changed, plan, progress)) if simple else plan
+
+        return search
+
+    def sweep(self, objective: Objective = Objective.TIME, progress: Progress = lambda: None) -> "Sweep":
+        """Plan for a range of budgets, which are solved together. Arguments as for `plan`."""
+        problem = make_problem(self.step, None, self.allow, objective)
+        plans = sweep_budgets(PlanSession(self.planner, problem, progress))
+        return Sweep(self.planner, problem, tuple(compact(self.step, plan) for plan in plans))
+
+    def bound_ns(self, memory: str | int | None = None) -> int | None:
+        """Return a lower bound in ns on the step time of all policies that fit; None if none can fit."""
+        return self.planner.bound_ns(make_problem(self.step, memory, self.allow))
 
 
 class PlanInPool(NamedTuple):
@@ -278,25 +336,6 @@ def plan_within_pool(
     return min(fitting, key=lambda each: each.plan.step_time_ns, default=found)
 
 
-@functools.lru_cache(maxsize=1)
-def _pinned(step: LoadedStep, pins: tuple[Pin, ...], allow: Allow) -> LoadedStep:
-    """Return the step with the pinned decisions. Cached, because its model caches simulations."""
-    fixed = pinned_policy(pins, step.model, allow, step.nameable_trees)
-    return replace(step, model=step.model.with_fixed_policy(fixed))
-
-
-# One planner for all budgets of a step: a plan for more memory starts from plans for less, so it is never slower.
-@functools.lru_cache(maxsize=1)
-def _planner(model: StepModel, allow: Allow, trees: tuple[CellNode, ...] | None) -> Planner:
-    return Planner(model, allow, trees)
-
-
-def find_lower_bound_ns(step: LoadedStep, allow: Allow = DEFAULT_ALLOW) -> int | None:
-    """Return a lower bound in ns on the step time of all policies that fit; None if the bound shows that none fits."""
-    step, allow = step.as_compiled_with_swap(), restrict_to_compilable(step, allow)
-    return _planner(step.model, allow, step.nameable_trees).bound_ns(make_problem(step, None, allow))
-
-
 def restrict_to_compilable(step: LoadedStep, allow: Allow) -> Allow:
     """Return the allowed means without swap if MindSpore cannot compile swap, because it does not inline the layers.
 
@@ -326,19 +365,6 @@ class Sweep:
         return list(bound_curve(self.planner, self.problem, list(self.plans)))
 
 
-def sweep(
-    step: LoadedStep,
-    allow: Allow = DEFAULT_ALLOW,
-    objective: Objective = Objective.TIME,
-    progress: Progress = lambda: None,
-) -> Sweep:
-    """Plan for a range of budgets. Arguments as for `make_plan`."""
-    step, allow = step.as_compiled_with_swap(), restrict_to_compilable(step, allow)
-    problem = make_problem(step, None, allow, objective)
-    planner = _planner(step.model, allow, step.nameable_trees)
-    return Sweep(planner, problem, tuple(compact(step, plan) for plan in sweep_budgets(planner, problem, progress)))
-
-
 def evaluate_file_policy(problem: PlanProblem, step: LoadedStep) -> tuple[Compared, ...]:
     """Simulate the policy of the configuration, for comparison. Empty without one, or if it cannot be simulated."""
     if step.path is None or isinstance(step.model, LayerSwapModel2x):
@@ -348,85 +374,6 @@ def evaluate_file_policy(problem: PlanProblem, step: LoadedStep) -> tuple[Compar
     except SimulationError:  # `simulate` reports the reason; the plan replaces this policy in any case
         return ()
     return (Compared(YOURS, evaluation.step_time_ns, evaluation.peak_bytes, evaluation.fits),)
-
-
-def make_problem(
-    step: LoadedStep,
-    memory: str | int | None = None,
-    allow: Allow = DEFAULT_ALLOW,
-    objective: Objective = Objective.TIME,
-) -> PlanProblem:
-    """Build the input of the planner. Arguments as for `make_plan`."""
-    device = step.device
-    return PlanProblem(
-        model=step.model,
-        budget_bytes=without_fragments(device, find_budget(step, memory)[0]),
-        host_bytes=pinnable_bytes(device.host_memory_bytes),
-        num_cards_per_node=device.num_cards_per_node,
-        allow=allow,
-        objective=objective,
-        settings=step.policy,
-    )
-
-
-def find_budget(step: LoadedStep, memory: str | int | None = None) -> tuple[int, str]:
-    """Return the memory budget of a card in bytes, and its origin in words ("" if the user gave it).
-
-    A budget given by the user is used in full. A limit of the device or of the configuration is reduced by a safety
-    margin, because the simulation does not model all memory.
-
-    Raises:
-        PlanError: the memory cannot be parsed, or is more than the device has.
-    """
-    device = step.device
-    try:
-        named_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
-    except ValueError as error:
-        raise PlanError(f"memory: {error}") from None
-    if named_bytes is not None:
-        require("memory", named_bytes, int)
-        if named_bytes < 1:
-            raise PlanError(f"memory: {named_bytes} bytes\n    allowed: 1 or more")
-        if named_bytes > device.memory_bytes:
-            device_memory = format_bytes(device.memory_bytes)
-            raise PlanError(
-                f"memory: {format_bytes(named_bytes)} is more than the {device_memory} of the device\n"
-                f"    allowed: up to {device_memory}\n    fix:     a smaller budget, or another device"
-            )
-        return named_bytes, ""
-    budget = budget_of_device(device)
-    if not has_margin(device):
-        return budget.planned_bytes, ""
-    stated = read_device_memory(step.document)
-    source = "--memory" if device.sources["usable_memory"] == SET_BY_USER else f"device {device.name}"
-    if stated is not None and device.sources["usable_memory"] == stated.source:
-        source = stated.source
-    margin = f"less a margin of {budget.margin_permille / 10:g} %; --margin 0 for none"
-    text = f"{format_bytes(budget.usable_bytes)} ({source}), {margin if budget.margin_permille else 'no margin'}"
-    return budget.planned_bytes, text
-
-
-def usable_budget(step: LoadedStep, memory: str | int | None = None) -> MemoryBudget:
-    """Return the budget that peaks with fragments are compared with. Arguments as for `find_budget`."""
-    return budget_of_device(step.device) if memory is None else MemoryBudget(find_budget(step, memory)[0])
-
-
-def objective_warning(plan: Plan, objective: Objective) -> str:
-    """Return a warning if a plan for least memory is slower than its limit allows; "" otherwise."""
-    if objective is not Objective.MEMORY or not plan.fits or plan.slowdown <= LOSS_PERMILLE / 1000:
-        return ""
-    return (
-        f"--objective memory costs at most {LOSS_PERMILLE / 10:g} % over keeping every activation, where that is "
-        f"possible; no plan found for {format_bytes(plan.budget_bytes)} does, so this is the fastest"
-    )
-
-
-def budget_warning(step: LoadedStep, budget_bytes: int) -> str:
-    """Return a warning if the configuration limits device memory to less than the budget; "" otherwise."""
-    limit = read_device_memory(step.document)
-    if limit is None or limit.size_bytes >= budget_bytes:
-        return ""
-    return f"{limit.source}, is {format_bytes(limit.size_bytes)}, less than the budget: raise it, or plan for less"
 
 
 def check_plan_writable(document: Document) -> None:

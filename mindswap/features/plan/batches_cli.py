@@ -15,7 +15,7 @@ from mindswap.config.pipeline_layout import Layout
 from mindswap.config.source import load_document
 from mindswap.config.step_settings import read_step_settings
 from mindswap.errors import PlanError
-from mindswap.features.plan import StepPlan, make_plan
+from mindswap.features.plan import StepPlan, StepPlanner
 from mindswap.features.plan.batches import BatchOptions, BatchPlan, plan_batches
 from mindswap.features.plan.dry_runs import (
     DryRunPlan,
@@ -141,12 +141,13 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
         is_ok = best is not None and best.step_plan is not None
         if best is not None and best.step_plan is not None:
             first, budget_bytes = best.step_plan, best.step_plan.plan.budget_bytes
+            planner = StepPlanner(first.step, allowed)
 
             def make(requested_bytes: int) -> StepPlan:
                 """Plan the best candidate for less memory, until it fits on the Ascend backend."""
                 if requested_bytes == budget_bytes:
                     return first
-                return make_plan(first.step, requested_bytes, allowed, progress=bar, simple=args.simple)
+                return planner.plan(requested_bytes, progress=bar, simple=args.simple)
 
             attempts = plan_with_dry_runs(budget_bytes, make, report_status) if args.dry_run else ()
             line = f"written: {target}, {_describe(best)}; next: mindswap dryrun {target}"

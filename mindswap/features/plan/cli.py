@@ -24,12 +24,11 @@ from mindswap.config.source import load_document
 from mindswap.errors import PlanError
 from mindswap.features.plan import (
     StepPlan,
+    StepPlanner,
     budget_warning,
     check_plan_writable,
     find_budget,
-    make_plan,
     objective_warning,
-    sweep,
 )
 from mindswap.features.plan.batches_cli import (
     finish_plan,
@@ -185,11 +184,12 @@ def run(args: argparse.Namespace) -> int:
         return run_batches(args, allowed, target)
     step = _load(args, target is not None)
     with SearchBar() as bar:
+        planner = StepPlanner(step, allowed, pins)
         if args.sweep:
-            return _sweep(args, step, allowed, objective, bar)
+            return _sweep(args, step, planner, objective, bar)
 
         def make(budget_bytes: int | None) -> StepPlan:
-            return make_plan(step, budget_bytes, allowed, objective, bar, simple=args.simple, pins=pins)
+            return planner.plan(budget_bytes, objective, bar, simple=args.simple)
 
         report_status = PhaseLines(time.monotonic(), sys.stderr)
         attempts = plan_with_dry_runs(find_budget(step)[0], make, report_status) if args.dry_run else ()
@@ -259,11 +259,13 @@ def _allowed(text: str) -> Allow:
     return Allow("swap" in names, "recompute" in names)
 
 
-def _sweep(args: argparse.Namespace, step: LoadedStep, allowed: Allow, objective: Objective, progress: Progress) -> int:
+def _sweep(
+    args: argparse.Namespace, step: LoadedStep, planner: StepPlanner, objective: Objective, progress: Progress
+) -> int:
     """Plans for many budgets, as a table and a picture."""
     from mindswap.features.plan.report import format_sweep, sweep_to_json
 
-    swept = sweep(step, allowed, objective, progress)
+    swept = planner.sweep(objective, progress)
     plans = swept.plans
     if not args.json:
         print_text(format_sweep(plans, step.device.title))

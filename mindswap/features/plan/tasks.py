@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from mindswap.config.source import given_folder, use_folder
 from mindswap.errors import MindswapError
-from mindswap.features.plan import find_lower_bound_ns, make_plan, make_problem
+from mindswap.features.plan import StepPlanner, make_plan, make_problem
 from mindswap.features.plan.worker_pool import Tick
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
@@ -83,7 +83,7 @@ def run_bound_task(task: StepTask, tick: Tick) -> int | str:
         static_bytes = max(stage.total_bytes for stage in step.model.static)
         if static_bytes > make_problem(step).budget_bytes:
             return Infeasible(f"weights and optimizer alone need {format_bytes(static_bytes)}")
-        bound_ns = find_lower_bound_ns(step, task.options.allow)
+        bound_ns = StepPlanner(step, task.options.allow).bound_ns()
         return Infeasible("no policy fits, by the bound") if bound_ns is None else bound_ns
 
     return _with_step(task, bound)

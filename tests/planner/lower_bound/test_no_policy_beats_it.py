@@ -33,7 +33,7 @@ from tests.planner.builders import ToySpace, random_space
 from tests.planner.loading import capture_apart, capture_experts
 from tests.planner.lower_bound.builders import PLENTY, changed, changed_view, problem
 from tests.planner.models import MB, small_model
-from tests.planner.test_plan_cache import with_links
+from tests.planner.test_budget_search import with_links
 from tests.strength import examples
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"

@@ -1,12 +1,12 @@
-"""A cache of plans by budget: each plan made for one budget is a candidate for every other."""
+"""Search the fastest plan within a budget; plans that one search has made for other budgets are candidates."""
 
 from collections.abc import Iterable
 from itertools import product
 
 import numpy as np
 
-from mindswap.planner.catalog import Catalog
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate
+from mindswap.planner.layer_assignments import LayerAssignments
 from mindswap.planner.lower_bound import BoundInputs, min_step_ns
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.solver.search import Interruptible
@@ -27,28 +27,34 @@ NUM_NEIGHBOURS = 2
 NUM_TRIES = 3
 
 
-class PlanCache:
-    """Plans of one model by budget, under equal host memory, permissions and switches.
+class BudgetSearch:
+    """Searches plans of one model under equal host memory, permissions and switches, for one question.
+
+    It must not outlive the question: what it has found for one budget changes what it finds for the next.
 
     Args:
         problem: all but the budget counts.
         short: the model with few micro-batches.
         bound_inputs: for the bound.
-        catalog: items of the model.
+        layer_assignments: compiled layers of the model; may be shared, because its results depend on no search.
         keep: the policy that keeps everything, replayed.
-
-    Attributes:
         progress: called after each simulation.
     """
 
     def __init__(
-        self, problem: PlanProblem, short: StepModel, bound_inputs: BoundInputs, catalog: Catalog, keep: Evaluation
+        self,
+        problem: PlanProblem,
+        short: StepModel,
+        bound_inputs: BoundInputs,
+        layer_assignments: LayerAssignments,
+        keep: Evaluation,
+        progress: Interruptible,
     ):
         self.problem = problem
         self.bound_inputs = bound_inputs
         self.keep = keep
-        self.progress = Interruptible()
-        self.solver = StageSolver(problem, short, catalog, lambda: self.progress())
+        self.progress = progress
+        self.solver = StageSolver(problem, short, layer_assignments, progress)
         everything = Candidate.of(problem, problem.with_switches(Policy()), keep, np.zeros(self.solver.shape, np.int64))
         self.evaluated = [everything]
         self.min_memory: Candidate | None = None
@@ -62,8 +68,8 @@ class PlanCache:
     def best(self, budget_bytes: int) -> Candidate:
         """Return the fastest plan found within a budget, or the closest one if none fits.
 
-        Candidates are, in this order, the cached plans, a new plan for the budget, plans for neighbouring budgets if
-        that is far above the lower bound, and combinations of these. The search ends once one is close to the bound.
+        Candidates are, in this order, the plans made so far, a new plan for the budget, plans for neighbouring budgets
+        if that is far above the lower bound, and combinations of these. The search ends once one is close to the bound.
         """
         enough_ns = self._enough_ns(budget_bytes)
         best = self._fastest(budget_bytes, self.evaluated)
@@ -145,7 +151,7 @@ class PlanCache:
         return best
 
     def _replay(self, assignment: np.ndarray) -> Candidate:
-        """Evaluate an assignment on the whole step; cache it unless the search was stopped meanwhile."""
+        """Evaluate an assignment on the whole step; keep it as a candidate unless the search was stopped."""
         policy = self.problem.with_switches(self.solver.layer_assignments.policy(assignment))
         candidate = Candidate.of(self.problem, policy, evaluate(self.problem, policy), assignment)
         if not self.progress.is_stopped:

@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 
 from mindswap.features.plan.report import format_plan
-from mindswap.planner import plan_cache as plan_cache
-from mindswap.planner import planning as planner
-from mindswap.planner import stages
+from mindswap.planner import budget_search, session, stages
+from mindswap.planner.budget_search import ENOUGH_PART
 from mindswap.planner.evaluate import Candidate, evaluate
 from mindswap.planner.linear import UnsolvedError
 from mindswap.planner.lower_bound import relaxation
-from mindswap.planner.plan_cache import ENOUGH_PART
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import Allow, Objective, Plan, PlanProblem
 from mindswap.planner.solver import column_generation, fast
@@ -89,7 +87,6 @@ def on_device(name: str, device: str) -> StepModel:
 
 
 def plan(model: StepModel, budget_bytes: int, **options) -> Plan:
-    """By a planner that knows of no other budget."""
     allow = options.get("allow", Allow())
     return Planner(model, allow).plan(problem(model, budget_bytes, **options))
 
@@ -116,18 +113,6 @@ def test_more_memory_is_never_slower(name, device):
         assert again.fits
         assert (again.step_time_ns, again.stage_peak_bytes) == (now.step_time_ns, now.stage_peak_bytes)
         assert now.lower_bound_ns is not None and now.step_time_ns >= now.lower_bound_ns
-
-
-@pytest.mark.long
-def test_a_plan_does_not_depend_on_what_was_planned_before():
-    model = on_device("9 layers", "link")
-    keep = evaluate(problem(model, PLENTY), Policy())
-    planner = Planner(model)
-    for permille in (960, 920):
-        budget = keep.peak_bytes * permille // 1000
-        # Of policies that take equally long either may be the plan: the solver's sums differ in the last bits.
-        after, alone = planner.plan(problem(model, budget)), plan(model, budget)
-        assert (after.fits, after.step_time_ns) == (alone.fits, alone.step_time_ns) == (True, alone.step_time_ns)
 
 
 @pytest.mark.long
@@ -165,11 +150,11 @@ def test_a_plan_far_above_the_bound_is_looked_for_in_budgets_beside(monkeypatch,
         assert found.fits(budget)
         return replace(found, step_time_ns=10**6 - (budget_bytes < budget))
 
-    monkeypatch.setattr(plan_cache.PlanCache, "_solve", solved)
-    monkeypatch.setattr(plan_cache.PlanCache, "_mixed", lambda self, best, budget_bytes: best)
-    monkeypatch.setattr(plan_cache.PlanCache, "bound_ns", lambda self, budget_bytes: bound_permille * 1000)
+    monkeypatch.setattr(budget_search.BudgetSearch, "_solve", solved)
+    monkeypatch.setattr(budget_search.BudgetSearch, "_mixed", lambda self, best, budget_bytes: best)
+    monkeypatch.setattr(budget_search.BudgetSearch, "bound_ns", lambda self, budget_bytes: bound_permille * 1000)
     planner = Planner(model)
-    found = planner._plan_cache(problem(model, budget), keep, plan_cache.Interruptible(), planner.catalog).best(budget)
+    found = session.PlanSession(planner, problem(model, budget))._search_of(planner.catalog, keep).best(budget)
     assert asked == asked_permille
     assert found.step_time_ns == 10**6 - (len(asked) > 1)
 
@@ -217,7 +202,7 @@ def test_what_is_not_allowed_is_not_done(allow):
 
 
 def test_least_memory_costs_next_to_no_time(monkeypatch):
-    monkeypatch.setattr(planner, "NUM_HALVINGS", examples(1, 6))
+    monkeypatch.setattr(session, "NUM_HALVINGS", examples(1, 6))
     model = on_device("4 layers", "fast link")
     keep = evaluate(problem(model, PLENTY), Policy())
     found = plan(model, PLENTY, objective=Objective.MEMORY)
@@ -226,13 +211,13 @@ def test_least_memory_costs_next_to_no_time(monkeypatch):
     assert found.budget_bytes == PLENTY
 
 
-def test_what_was_handed_out_for_less_memory_is_never_beaten():
-    """Not by a part of a percent: the plan for less memory is a candidate itself."""
+def test_a_plan_for_less_memory_of_the_same_question_is_never_beaten():
+    """Not by a part of a percent: it is a candidate for the budgets after it."""
     model = on_device("9 layers", "slow memory")
     keep = evaluate(problem(model, PLENTY), Policy())
-    planner, before_ns = Planner(model), None
+    together, before_ns = session.PlanSession(Planner(model), problem(model, PLENTY)), None
     for permille in (800, 810, 820, 830):
-        found = planner.plan(problem(model, keep.peak_bytes * permille // 1000))
+        found = together.plan(keep.peak_bytes * permille // 1000)
         assert found.fits
         assert before_ns is None or found.step_time_ns <= before_ns
         before_ns = found.step_time_ns
@@ -253,11 +238,11 @@ def test_a_common_setting_is_a_plan_where_what_it_does_is_allowed(policy, allowe
         "swap": Allow(recompute=False), "recompute": Allow(swap=False), "neither": Allow(swap=False, recompute=False),
     }  # fmt: skip
     planner = Planner(small_model(2))
-    assert " ".join(name for name, allow in allows.items() if planner._is_eligible(allow, policy)) == allowed
-    assert planner._is_eligible(Allow(), policy)
+    assert " ".join(name for name, allow in allows.items() if planner.is_eligible(allow, policy)) == allowed
+    assert planner.is_eligible(Allow(), policy)
 
 
 def test_where_nothing_fits_what_is_on_the_host_and_then_needs_less_comes_nearest():
     rows = [(False, 5, 9), (False, 6, 1), (True, 1, 1), (True, 2, 0)]  # beyond the host, peak, time
     found = [Candidate(Policy(), time_ns, (1, peak), not is_beyond) for is_beyond, peak, time_ns in rows[::-1]]
-    assert [plan_cache._memory_rank(each) for each in sorted(found, key=plan_cache._memory_rank)] == rows
+    assert [budget_search._memory_rank(each) for each in sorted(found, key=budget_search._memory_rank)] == rows

@@ -1,0 +1,58 @@
+"""Build a plan from a policy and its evaluation."""
+
+from typing import Any
+
+from mindswap.planner.evaluate import Evaluation
+from mindswap.planner.lower_bound import BoundInputs, least_budget_bytes, min_step_ns
+from mindswap.planner.problem import Plan, PlanProblem
+from mindswap.policy.model import Policy
+from mindswap.simulator.memory import profile_memory
+
+
+def plan_of(
+    problem: PlanProblem, bound_inputs: BoundInputs, keep_ns: int, policy: Policy, evaluation: Evaluation, **search: Any
+) -> Plan:
+    """Build a plan from a policy and its evaluation.
+
+    Args:
+        problem: problem that the policy solves.
+        bound_inputs: inputs of the lower bound.
+        keep_ns: step time if everything is kept.
+        policy: best policy.
+        evaluation: its evaluation on the whole step.
+        search: further fields of `Plan`, about the search.
+    """
+    host_bytes, allow = problem.host_bytes_per_card, problem.allow
+    fixed = problem.model.layers.fixed
+    return Plan(
+        fits=evaluation.fits,
+        policy=policy.combined_with(fixed) if fixed is not None else policy,
+        step_time_ns=evaluation.step_time_ns,
+        stage_peak_bytes=evaluation.stage_peak_bytes,
+        stage_static_bytes=tuple(static.total_bytes for static in problem.model.static),
+        host_bytes=evaluation.host_bytes,
+        budget_bytes=problem.budget_bytes,
+        unconstrained_ns=keep_ns,
+        lower_bound_ns=min_step_ns(bound_inputs, problem.budget_bytes, host_bytes, allow),
+        smallest_budget_bytes=min(problem.budget_bytes, evaluation.peak_bytes)
+        if evaluation.fits
+        else evaluation.peak_bytes,
+        least_budget_bytes=least_budget_bytes(bound_inputs, host_bytes, allow),
+        host_budget_bytes=problem.host_bytes,
+        holders=_memory_by_operator(evaluation),
+        **search,
+    )
+
+
+def _memory_by_operator(evaluation: Evaluation) -> tuple[tuple[str, int], ...]:
+    """Return the memory of the stage with the highest peak, at that peak, by operator; static memory is one entry."""
+    stage = max(range(len(evaluation.stage_peak_bytes)), key=lambda s: evaluation.stage_peak_bytes[s])
+    timeline = evaluation.step.timeline
+    profile = profile_memory(timeline, stage)
+    intervals, labels = timeline.program.intervals, timeline.program.labels
+    static_bytes = evaluation.step.static[stage].total_bytes
+    sizes: dict[str, int] = {"weights, optimizer states, accumulated gradients": static_bytes}
+    for position in profile.holders:
+        label = str(labels[intervals.label[position]])
+        sizes[label] = sizes.get(label, 0) + int(intervals.size_bytes[position])
+    return tuple(sorted(sizes.items(), key=lambda entry: -entry[1]))
