@@ -37,7 +37,7 @@ class BudgetSearch:
         short: the model with few micro-batches.
         bound_inputs: for the bound.
         layer_assignments: compiled layers of the model; may be shared, because its results depend on no search.
-        keep: the policy that keeps everything, replayed.
+        start: the policy without decisions, replayed: it keeps everything but what is pinned.
         progress: called after each simulation.
     """
 
@@ -47,16 +47,16 @@ class BudgetSearch:
         short: StepModel,
         bound_inputs: BoundInputs,
         layer_assignments: LayerAssignments,
-        keep: Evaluation,
+        start: Evaluation,
         progress: Interruptible,
     ):
         self.problem = problem
         self.bound_inputs = bound_inputs
-        self.keep = keep
+        self.start = start
         self.progress = progress
         self.solver = StageSolver(problem, short, layer_assignments, progress)
-        everything = Candidate.of(problem, problem.with_switches(Policy()), keep, np.zeros(self.solver.shape, np.int64))
-        self.evaluated = [everything]
+        first = Candidate.of(problem, problem.with_switches(Policy()), start, np.zeros(self.solver.shape, np.int64))
+        self.evaluated = [first]
         self.min_memory: Candidate | None = None
         self.nearest: Candidate | None = None
 
@@ -91,9 +91,9 @@ class BudgetSearch:
         return nearest
 
     def bound_ns(self, budget_bytes: int) -> int | None:
-        """Return the lower bound of the step time, at least that of keeping everything; None if no policy fits."""
+        """Return the lower bound of the step time, at least that of the start; None if no policy fits."""
         bound_ns = min_step_ns(self.bound_inputs, budget_bytes, self.problem.host_bytes_per_card, self.problem.allow)
-        return None if bound_ns is None else max(bound_ns, self.keep.step_time_ns)
+        return None if bound_ns is None else max(bound_ns, self.start.step_time_ns)
 
     def _enough_ns(self, budget_bytes: int) -> int:
         """Return the step time at which the search may end; 0 without a bound."""
@@ -109,7 +109,7 @@ class BudgetSearch:
 
     def _solve(self, budget_bytes: int, enough_ns: int = 0) -> Candidate:
         """Solve for a budget; solve once more for a smaller one if the whole step slightly exceeds it."""
-        solver, extra_ns = self.solver, enough_ns - self.keep.step_time_ns
+        solver, extra_ns = self.solver, enough_ns - self.start.step_time_ns
         candidate = self._replay(solver.effective(solver.solve(budget_bytes, extra_ns)))
         excess_bytes = candidate.peak_bytes - budget_bytes
         if excess_bytes <= 0 or not solver.fits_alone or self.progress.is_stopped:

@@ -7,6 +7,11 @@ from mindswap.planner.lower_bound import BoundInputs, least_budget_bytes, min_st
 from mindswap.planner.problem import Plan, PlanProblem
 from mindswap.policy.model import Policy
 from mindswap.simulator.memory import profile_memory
+from mindswap.units import format_bytes
+
+
+class BoundError(AssertionError):
+    """A plan refutes the lower bound: an internal error of the planner, not a result to show."""
 
 
 def plan_of(
@@ -21,8 +26,15 @@ def plan_of(
         policy: best policy.
         evaluation: its evaluation on the whole step.
         search: further fields of `Plan`, about the search.
+
+    Raises:
+        BoundError: the policy refutes the bound, which is an error of ours.
     """
     host_bytes, allow = problem.host_bytes_per_card, problem.allow
+    bound_ns = min_step_ns(bound_inputs, problem.budget_bytes, host_bytes, allow)
+    least_bytes = least_budget_bytes(bound_inputs, host_bytes, allow)
+    if evaluation.fits:
+        _require_bound(evaluation, bound_ns, least_bytes)
     fixed = problem.model.layers.fixed
     return Plan(
         fits=evaluation.fits,
@@ -33,15 +45,30 @@ def plan_of(
         host_bytes=evaluation.host_bytes,
         budget_bytes=problem.budget_bytes,
         unconstrained_ns=keep_ns,
-        lower_bound_ns=min_step_ns(bound_inputs, problem.budget_bytes, host_bytes, allow),
+        lower_bound_ns=bound_ns,
         smallest_budget_bytes=min(problem.budget_bytes, evaluation.peak_bytes)
         if evaluation.fits
         else evaluation.peak_bytes,
-        least_budget_bytes=least_budget_bytes(bound_inputs, host_bytes, allow),
+        least_budget_bytes=least_bytes,
         host_budget_bytes=problem.host_bytes,
         holders=_memory_by_operator(evaluation),
         **search,
     )
+
+
+def _require_bound(evaluation: Evaluation, bound_ns: int | None, least_bytes: int) -> None:
+    """Require that a policy that fits refutes no bound.
+
+    Raises:
+        BoundError: it does; with both figures.
+    """
+    time_ns, peak_bytes = evaluation.step_time_ns, evaluation.peak_bytes
+    if bound_ns is None:
+        raise BoundError(f"the bound says that no policy fits, but one fits in {format_bytes(peak_bytes)}")
+    if time_ns < bound_ns:
+        raise BoundError(f"the bound says that no policy is faster than {bound_ns} ns, but one takes {time_ns} ns")
+    if peak_bytes < least_bytes:
+        raise BoundError(f"the bound says that every policy needs {least_bytes} bytes, but one needs {peak_bytes}")
 
 
 def _memory_by_operator(evaluation: Evaluation) -> tuple[tuple[str, int], ...]:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -28,11 +29,12 @@ KEPT_BYTES = (32 << 20) - (64 << 10)
 
 
 class Baselines(NamedTuple):
-    """Baseline policies of a problem by name, with their evaluations."""
+    """Baseline policies of a problem by name, with their evaluations, which no pin changes."""
 
     policies: dict[str, Policy]
     evaluations: dict[str, Evaluation]  # on short steps
     keep: Evaluation  # keeping everything, on the whole step
+    start: Evaluation  # nothing but the pins, on the whole step; `keep` without pins
 
 
 class Planner:
@@ -49,9 +51,14 @@ class Planner:
     ):
         self.model, self.allow, self.required_trees = model, allow, required_trees
         _keep_freed_memory()
+        # Without pins: baselines are what `compare` shows, and a bound of all policies holds for those with the pins.
+        # The step with pins has copies and waits that further decisions may shorten, so it bounds nothing.
+        self.free_model = model if model.layers.fixed is None else model.with_fixed_policy(None)
         with without_collector():
             self.short_models = short_model(model)
-            self.bound_inputs = collect_bound_inputs(model, self.short_models[-1].simulate(Policy()))
+            self.free_short_models = self.short_models if self.free_model is model else short_model(self.free_model)
+            keep = self.free_short_models[-1].simulate(Policy())
+            self.bound_inputs = collect_bound_inputs(self.free_model, keep)
         self._layer_assignments: dict[tuple[bool, Catalog], LayerAssignments] = {}
         self._baselines: dict[Hashable, Baselines] = {}
 
@@ -82,7 +89,7 @@ class Planner:
         return PlanSession(self, problem, progress).plan(problem.budget_bytes)
 
     def evaluated_baselines(self, problem: PlanProblem) -> Baselines:
-        """Evaluate the baselines on short steps, and "keep all" on the whole step; cached."""
+        """Evaluate the baselines on short steps, and "keep all" and the pins alone on the whole step; cached."""
         key = (problem.settings, problem.num_cards_per_node)
         if key not in self._baselines:
             trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
@@ -92,12 +99,18 @@ class Planner:
                 name: entry for name, entry in policies.items() if has_whole or entry.layer_recompute == NO_LAYERS
             }
             evaluations = {
-                name: evaluate_short(problem, policy, self.short_models) for name, policy in policies.items()
+                name: evaluate_short(problem, policy, self.free_short_models) for name, policy in policies.items()
             }
-            self._baselines[key] = Baselines(policies, evaluations, evaluate(problem, policies[KEEP_ALL]))
-        policies, evaluations, keep = self._baselines[key]
+            keep = start = evaluate(replace(problem, model=self.free_model), policies[KEEP_ALL])
+            if self.free_model is not self.model:
+                start = evaluate(problem, policies[KEEP_ALL])
+            self._baselines[key] = Baselines(policies, evaluations, keep, start)
+        policies, evaluations, keep, start = self._baselines[key]
         return Baselines(
-            policies, {name: entry.within(problem) for name, entry in evaluations.items()}, keep.within(problem)
+            policies,
+            {name: entry.within(problem) for name, entry in evaluations.items()},
+            keep.within(problem),
+            start.within(problem),
         )
 
     def plan_simple(self, problem: PlanProblem, full: Plan, progress: Progress = lambda: None) -> Plan:
@@ -133,14 +146,12 @@ class Planner:
         return min_step_ns(self.bound_inputs, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
 
     def is_eligible(self, allow: Allow, policy: Policy) -> bool:
-        """Return whether a baseline policy may be the plan: all of it is allowed and has an effect."""
+        """Return whether a baseline may be the plan: it is allowed, all of it has an effect, and nothing is pinned."""
         swaps = has_swaps(policy)
         recomputes = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
         if (swaps and not allow.swap) or (recomputes and not allow.recompute):
             return False
-        if allow.pinned and (swaps or recomputes):
-            return False
-        return is_fully_effective(self.model, policy)
+        return not allow.pinned and is_fully_effective(self.model, policy)
 
 
 def _keep_freed_memory() -> None:

@@ -51,9 +51,9 @@ class PlanSession:
 
     def _fastest(self, problem: PlanProblem) -> Plan:
         planner = self.planner
-        policies, evaluations, keep = planner.evaluated_baselines(problem)
+        policies, evaluations, keep, start = planner.evaluated_baselines(problem)
         num_before = self._num_evaluations
-        best = self._search(problem.budget_bytes, keep)
+        best = self._search(problem.budget_bytes, start)
         limit_ns = best.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
         replayed = [
             Candidate.of(problem, policies[name], evaluate(problem, policies[name]))
@@ -84,23 +84,23 @@ class PlanSession:
         """Number of simulations."""
         return sum(search.num_evaluations for search in self._searches.values())
 
-    def _search(self, budget_bytes: int, keep: Evaluation) -> Candidate:
+    def _search(self, budget_bytes: int, start: Evaluation) -> Candidate:
         """Search the best plan; if MindSpore cannot compile it, search the two restricted catalogs."""
         catalog = self.planner.catalog
-        best = self._search_of(catalog, keep).best(budget_bytes)
+        best = self._search_of(catalog, start).best(budget_bytes)
         if best.assignment is None or not catalog.combines_incompatible(best.assignment):
             return best
         restricted: Sequence[Catalog] = self.planner.split_incompatible
-        candidates = [self._search_of(catalog, keep).best(budget_bytes) for catalog in restricted]
+        candidates = [self._search_of(catalog, start).best(budget_bytes) for catalog in restricted]
         return min(candidates, key=lambda candidate: candidate.rank(budget_bytes))
 
-    def _search_of(self, catalog: Catalog, keep: Evaluation) -> BudgetSearch:
+    def _search_of(self, catalog: Catalog, start: Evaluation) -> BudgetSearch:
         """Return the search of this session over a catalog."""
         if catalog not in self._searches:
             planner, problem = self.planner, self.problem
             layer_assignments = planner.layer_assignments(problem.allow, catalog)
             self._searches[catalog] = BudgetSearch(
-                problem, planner.short_models[0], planner.bound_inputs, layer_assignments, keep, self.progress
+                problem, planner.short_models[0], planner.bound_inputs, layer_assignments, start, self.progress
             )
         return self._searches[catalog]
 

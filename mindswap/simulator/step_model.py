@@ -183,8 +183,8 @@ class StepModel:
         """Return a model of the same captured step with other settings."""
         return StepModel(self.layers.source, self.costs, settings, self.layers.fixed)
 
-    def with_fixed_policy(self, fixed: Policy) -> "StepModel":
-        """Return a model of the same captured step with another fixed policy."""
+    def with_fixed_policy(self, fixed: Policy | None) -> "StepModel":
+        """Return a model of the same captured step with another fixed policy, or with none."""
         return StepModel(self.layers.source, self.costs, self.settings, fixed)
 
     def truncated(self, layer_indices: Sequence[int]) -> "StepModel":

@@ -36,7 +36,7 @@ def planned(permille: int, allow: Allow = DEFAULT_ALLOW, num_stages: int = 1, nu
         True, layer_recompute=ALL_LAYERS, select_recompute=[OpRecompute("mlp", ALL_LAYERS)] * MAX_ENTRIES
     )
     full = plan_of(
-        problem,
+        replace(problem, allow=DEFAULT_ALLOW),  # the bound of what the full plan does
         planner.bound_inputs,
         keep.step_time_ns,
         recomputed_part,
