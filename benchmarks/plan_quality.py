@@ -20,9 +20,9 @@ from pathlib import Path
 
 from other_systems import STRATEGIES
 
+from mindswap.features.plan import StepPlanner
 from mindswap.features.step import Step, load_step
 from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short, short_model
-from mindswap.planner.planning import Planner
 from mindswap.planner.problem import Plan, PlanProblem
 from mindswap.planner.solver.search import ENTRY_PPM
 from mindswap.policy.model import Policy
@@ -121,23 +121,21 @@ def run_self(*arguments: str) -> str:
 
 
 def config_path(name: str) -> str:
-    """The YAML of a model."""
-    return str(MODELS / f"{name}.yaml")
+    """The YAML of a model, by its name in `models` or its path."""
+    return name if name.endswith(".yaml") else str(MODELS / f"{name}.yaml")
 
 
 def measure(case: Case) -> dict:
     """Text about a model, and what it missed."""
     loaded = load_step(config_path(case.config))
-    model, device = loaded.model, loaded.device
-    short_models = short_model(model)
-    problems = [
-        PlanProblem(model, gib * GIB, device.host_memory_bytes, device.num_cards_per_node) for gib in case.budgets_gib
-    ]
-    plans, seconds = [], []
-    for problem in problems:
+    problems, plans, seconds = [], [], []
+    for gib in case.budgets_gib:
         started = time.process_time()
-        plans.append(Planner(model).plan(problem))
+        step_plan = StepPlanner(loaded).plan(gib * GIB)
         seconds.append(time.process_time() - started)
+        plans.append(step_plan.plan)
+        problems.append(step_plan.problem)
+    short_models = short_model(problems[0].model)
     # How much memory planning took is read before anything else is done.
     rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     others = {
