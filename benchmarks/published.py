@@ -3,7 +3,7 @@
     python benchmarks/published.py                  # all points of MindFormers, about 5 minutes
     python benchmarks/published.py qwen             # those whose name has this
     python benchmarks/published.py --held-out       # runs that had no part in making the model, about 10 minutes
-    python benchmarks/published.py --host-us 50     # with so many us of the host for each weight, once in a step
+    python benchmarks/published.py --launch-us 15   # with a host that needs so many us for each kernel
     python benchmarks/published.py --mindspeed      # absolute TFLOPS of MindSpeed's GPT-175B cuts
 
 Nothing is tuned to a published figure: devices are as they come, with shares of their peaks from kernels of real
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from held_out import held_out, write_config
+from launch_bound import launch_bound_ns
 from published_memory import as_published
 
 from mindswap.errors import MindswapError
@@ -113,12 +114,14 @@ class Result:
 
     Attributes:
         tokens_per_s: per card.
+        level: `jit_level`; the whole graph is launched at once at O2.
         error: of the simulated step time, as a share of the published one.
         peak_bytes, allowed_bytes: device memory, and `max_device_memory`.
         shares: of the step by part, on the stage that works longest.
     """
 
     tokens_per_s: float
+    level: str
     error: float
     peak_bytes: int
     allowed_bytes: int
@@ -131,32 +134,38 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="parts of the names of points")
     parser.add_argument("--mindspeed", action="store_true", help="MindSpeed's absolute TFLOPS instead")
     parser.add_argument("--held-out", action="store_true", help="the runs of published/held_out.yaml instead")
-    parser.add_argument("--host-us", type=int, default=0, help="of the host for each weight of a card, in each step")
+    parser.add_argument("--without", action="append", default=[], help="part of the names of points to leave out")
+    parser.add_argument("--launch-us", type=int, default=0, help="host time for each kernel; see launch_bound.py")
     args = parser.parse_args()
     if args.mindspeed:
         return compare_mindspeed()
-    if not args.held_out:
-        return compare(POINTS, args.names, args.host_us)
+    names, without = args.names or [""], args.without
     with tempfile.TemporaryDirectory() as folder:
-        points = []
-        for run in held_out():
-            write_config(run, Path(folder))
-            points.append(Point(run.name, run.tokens_per_s, run.device, Path(folder)))
-        return compare(points, args.names, args.host_us)
+        points = held_out_points(Path(folder)) if args.held_out else POINTS
+        named = [point for point in points if any(name in point.name for name in names)]
+        return compare([p for p in named if not any(name in p.name for name in without)], args.launch_us)
 
 
-def compare(points: Sequence[Point], names: Sequence[str], host_us: int) -> int:
-    """Simulate those whose name has one of these parts, print the tables; 1 if a target is missed."""
-    chosen = [point for point in points if not names or any(name in point.name for name in names)]
+def held_out_points(folder: Path) -> list[Point]:
+    """The held-out runs, with their configurations in a folder."""
+    runs = list(held_out())
+    for run in runs:
+        write_config(run, folder)
+    return [Point(run.name, run.tokens_per_s, run.device, folder) for run in runs]
+
+
+def compare(points: Sequence[Point], launch_us: int) -> int:
+    """Simulate points, print the tables; 1 if a target is missed."""
     results: dict[Point, Result] = {}
     failed = []
-    for point in chosen:
+    for point in points:
         try:
-            results[point] = measure(point, host_us)
+            results[point] = measure(point, launch_us)
         except MindswapError as error:
             failed.append(f"{point.name}: {str(error).splitlines()[0]}")
     rows = [row(entry) for entry in results.items()]
-    print(format_table(("run, tokens/s per card", "published", "simulated", "step time", "peak / allowed"), rows))
+    header = ("run, tokens/s per card", "jit_level", "published", "simulated", "step time", "peak / allowed")
+    print(format_table(header, rows))
     print()
     shares = [(point.name, *(f"{result.shares[part]:.1%}" for part in COLUMNS)) for point, result in results.items()]
     print(format_table(("share of the simulated step", *COLUMNS), shares))
@@ -169,7 +178,8 @@ def row(entry: tuple[Point, Result]) -> tuple[str, ...]:
     point, result = entry
     memory = f"{result.peak_bytes / GIB:.1f} / {result.allowed_bytes / GIB:.0f} GiB"
     memory += " over" if result.peak_bytes > result.allowed_bytes else ""
-    return point.name, str(point.tokens_per_s), f"{result.tokens_per_s:.0f}", f"{result.error:+.1%}", memory
+    speeds = str(point.tokens_per_s), f"{result.tokens_per_s:.0f}", f"{result.error:+.1%}"
+    return point.name, result.level, *speeds, memory
 
 
 def judge(results: dict[Point, Result], failed: list[str]) -> int:
@@ -197,16 +207,18 @@ def judge(results: dict[Point, Result], failed: list[str]) -> int:
     return 1 if missed else 0
 
 
-def measure(point: Point, host_us: int) -> Result:
-    """Simulate one point and take its step apart; `host_us` are added for each weight of the card that has most."""
+def measure(point: Point, launch_us: int) -> Result:
+    """Simulate one point and take its step apart; with a launch-bound host if `launch_us` is not 0."""
     loaded = load_step(str(point.folder / f"{point.file}.yaml"), point.device)
     settings = loaded.model.settings
-    step = as_published(loaded).simulate(loaded.policy)
+    model = as_published(loaded)
+    step = model.simulate(loaded.policy)
     allowed = loaded.document.get("context", "max_device_memory")
-    host_ns = 1000 * host_us * max(map(len, loaded.model.weights.parameters))
-    tokens_per_s = settings.num_tokens / settings.num_cards / (step.step_time_ns + host_ns) * 1e9
+    launch_ns = launch_bound_ns(loaded, model, launch_us)
+    tokens_per_s = settings.num_tokens / settings.num_cards / (step.step_time_ns + launch_ns) * 1e9
     return Result(
         tokens_per_s=tokens_per_s,
+        level=str(loaded.document.value("context", "jit_config", "jit_level")),
         error=point.tokens_per_s / tokens_per_s - 1,
         peak_bytes=step.peak_bytes,
         # MindSpore reads GB as 2^30 bytes.
