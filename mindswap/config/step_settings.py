@@ -8,7 +8,12 @@ from decimal import Decimal
 from mindswap.config.nodes import Document, is_int
 from mindswap.config.pipeline_layout import SEQUENCE_KEY, Pipeline, has_interleaved_halves, read_pipeline
 from mindswap.config.problem import Location
-from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
+from mindswap.config.weight_sharding import (
+    OPTIMIZER_CONFIG,
+    WeightSharding,
+    read_weight_sharding,
+    shards_head_over_data,
+)
 from mindswap.units import ceil_div
 
 COMPUTE_DTYPE_PATH = ("model", "model_config", "compute_dtype")
@@ -59,6 +64,7 @@ class StepSettings:
     is_rate_constant: bool = False  # the learning rate is the same in every step, a constant of the graph
     has_interleaved_halves: bool = False  # layers alternate between two halves of the batch (`fine_grain_interleave`)
     is_newer: bool = False  # a newer model of MindFormers (`use_legacy: False`)
+    is_head_sharded: bool = False  # over data parallel ranks, too (`shards_head_over_data`)
     pool_limit_bytes: int = 0  # size to which `max_device_memory` lets MindSpore's pool grow; 0 without a limit
 
     @property
@@ -88,9 +94,9 @@ class StepSettings:
         return self.model_parallel * self.context_parallel
 
     @property
-    def num_shards(self) -> int:
-        """Number of ranks that share one replica of a stage; 1 with data parallelism only."""
-        return self.model_parallel * self.context_parallel * self.expert_parallel
+    def is_network_sharded(self) -> bool:
+        """Return whether the ranks of a stage compute different parts of the network."""
+        return self.is_head_sharded or self.model_parallel * self.context_parallel * self.expert_parallel > 1
 
     @property
     def num_cards(self) -> int:
@@ -158,6 +164,7 @@ def read_step_settings(document: Document) -> StepSettings:
         model_parallel=document.count("parallel_config", "model_parallel"),
         context_parallel=document.count("parallel_config", "context_parallel"),
         expert_parallel=document.count("parallel_config", "expert_parallel"),
+        is_head_sharded=shards_head_over_data(document),
         pipeline=pipeline,
         num_sequences=document.count("parallel_config", SEQUENCE_KEY) if pipeline.num_stages > 1 else 1,
         optimizer=optimizer if isinstance(optimizer, str) else DEFAULT_OPTIMIZER,

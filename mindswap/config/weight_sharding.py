@@ -4,7 +4,8 @@
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from mindswap.config.nodes import Document, is_int
 from mindswap.config.pipeline_layout import read_pipeline
@@ -110,13 +111,28 @@ def gathers_sequence(document: Document) -> bool:
     return is_split(document) and is_enabled and document.count("parallel_config", "model_parallel") > 1
 
 
+# Legacy models that shard their head over all ranks of a stage, and their default size of the vocabulary
+# (models/glm2/glm2.py, shard_head_tail).
+HEAD_OVER_DATA, VOCABULARY_KEY, DEFAULT_VOCABULARY = "ChatGLM2Config", "padded_vocab_size", 65024
+
+
+def shards_head_over_data(document: Document) -> bool:
+    """Return whether data parallel ranks hold different shards of the head.
+
+    They do without `vocab_emb_dp` (default True), if all ranks of a stage divide the size of the vocabulary.
+    """
+    model = ("model", "model_config")
+    if document.value(*model, "type") != HEAD_OVER_DATA or not is_split(document):
+        return False
+    size = document.value(*model, VOCABULARY_KEY)
+    parts = ("data_parallel", "model_parallel", "context_parallel")
+    num_ranks = math.prod(document.count("parallel_config", part) for part in parts)
+    is_divided = (size if is_int(size) else DEFAULT_VOCABULARY) % num_ranks == 0
+    return document.value("parallel_config", "vocab_emb_dp") is False and num_ranks > 1 and is_divided
+
+
 OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
 OPTIMIZER_LEVELS = ("level1", "level2", "level3")
-# Suffixes of weights that MindFormers keeps unsharded (modules/layers.py, `parallel_optimizer = False`).
-UNSHARDED_WEIGHTS = (".bias", ".gamma", ".beta")
-# The embedding of legacy Llama models is also unsharded, unless `model_config.parallel_optimizer` is True
-# (models/llama/llama_layer.py, LlamaEmbedding).
-LEGACY_EMBEDDING = ".embedding_weight"
 KIB = 1024
 DEFAULT_THRESHOLD_KIB = 64
 
@@ -134,10 +150,15 @@ class WeightSharding:
     # ranks with the same experts, whose weights tensor parallelism does not shard
     # (parallel_core/training_graph/device_matrix.py, MoeLayoutManager: dp x tp x cp / ep)
     num_expert_copies: int = 1
-    unsharded_names: tuple[str, ...] = (*UNSHARDED_WEIGHTS, LEGACY_EMBEDDING)  # suffixes of unsharded weights
     # weights are all-gathered in the stored dtype and cast afterwards: lazy_inline, one stage and one micro-batch
     is_cast_after_gather: bool = False
     num_unsharded_ranks: int = 0  # ranks that share a weight that tensor parallelism does not shard
+    # weights that the network keeps unsharded, by name (`Graph.unsharded`)
+    unsharded: frozenset[str] = frozenset()
+
+    def of_network(self, unsharded: Iterable[str]) -> "WeightSharding":
+        """Return the sharding of a network that keeps some weights unsharded, given by name."""
+        return replace(self, unsharded=frozenset(unsharded))
 
     def is_sharded(self, name: str, shape: tuple[int, ...], size_bytes: int, num_shards: int | None = None) -> bool:
         """Return whether the parallel optimizer shards a weight.
@@ -149,7 +170,7 @@ class WeightSharding:
             num_shards: number of tensor parallel shards; None if not known.
         """
         num_ranks = self.num_ranks_of(name, num_shards)
-        if num_ranks < 2 or name.endswith(self.unsharded_names) or size_bytes < self.threshold_bytes:
+        if num_ranks < 2 or name in self.unsharded or size_bytes < self.threshold_bytes:
             return False
         return math.prod(shape) > 0 and bool(shape) and shape[0] % num_ranks == 0
 
@@ -162,12 +183,23 @@ class WeightSharding:
         """
         if is_expert_weight(name):
             return min(self.num_ranks, self.num_expert_copies)
-        return self.num_unsharded_ranks if self.is_sharded_over_all(name, num_shards) else self.num_ranks
+        if self.is_sharded_over_all(name, num_shards):
+            return self.num_unsharded_ranks
+        if self.is_split_over_data(name, num_shards):
+            return max(1, self.num_ranks * self.stride // (num_shards or 1))
+        return self.num_ranks
 
     def is_sharded_over_all(self, name: str, num_shards: int | None) -> bool:
         """Return whether all ranks of a stage have the full weight, which is then sharded over all of them."""
         is_wide = 1 < self.num_ranks < self.num_unsharded_ranks
         return is_wide and num_shards == 1 and not is_expert_weight(name)
+
+    def is_split_over_data(self, name: str, num_shards: int | None) -> bool:
+        """Return whether the strategy of a weight splits it over data parallel ranks, too (`shards_head_over_data`).
+
+        Checked against the dry run `glm4 pp2`: the head, its states and accumulated gradient have 1/4 of their size.
+        """
+        return num_shards is not None and num_shards > self.stride and not is_expert_weight(name)
 
 
 UNSHARDED = WeightSharding()  # all weights unsharded
@@ -184,13 +216,12 @@ def read_weight_sharding(document: Document) -> WeightSharding:
     Without strategies no weight is sharded: in data parallel mode, the parallel optimizer assigns full weights to ranks
     (MindSpore's nn/optim/optimizer.py, `_use_parallel_optimizer`).
     """
+    tensor_ranks = document.count("parallel_config", "model_parallel")
     if not shards_weights(document):
-        return WeightSharding(num_expert_copies=num_expert_copies(document))
+        return WeightSharding(stride=tensor_ranks, num_expert_copies=num_expert_copies(document))
     ranks = num_replica_ranks(document)
     size = document.value(*OPTIMIZER_CONFIG, "optimizer_weight_shard_size")
     threshold = document.value(*OPTIMIZER_CONFIG, "parallel_optimizer_threshold")
-    cuts_embedding = document.value("model", "model_config", "parallel_optimizer") is True
-    tensor_ranks = document.count("parallel_config", "model_parallel")
 
     def limited(num_ranks: int) -> int:
         if not is_int(size) or size <= 1 or size > num_ranks:
@@ -204,7 +235,6 @@ def read_weight_sharding(document: Document) -> WeightSharding:
         is_released=document.value(*OPTIMIZER_CONFIG, "optimizer_level") == "level3",
         stride=tensor_ranks,
         num_expert_copies=num_expert_copies(document),
-        unsharded_names=UNSHARDED_WEIGHTS if cuts_embedding else (*UNSHARDED_WEIGHTS, LEGACY_EMBEDDING),
         is_cast_after_gather=document.value("swap_config", "swap") is True and has_single_micro_step(document),
     )
 

@@ -266,6 +266,8 @@ class Graph:
     types: Mapping[str, TensorType] = field(default_factory=dict)
     inputs: tuple[str, ...] = ()  # parameters of forward (inputs of the step, weights), a subset of `types`
     frozen: tuple[str, ...] = ()  # names of the weights that are not trained (`requires_grad` is False)
+    # names of the weights that the network keeps unsharded (`parallel_optimizer` is False)
+    unsharded: tuple[str, ...] = ()
     index: GraphIndex = field(init=False, repr=False)  # producers and readers of each value
 
     def __post_init__(self) -> None:

@@ -138,6 +138,7 @@ def find_parameters(graph: Graph, sharding: WeightSharding = UNSHARDED) -> tuple
         sharding: rules of the parallel optimizer.
     """
     parameters: dict[str, Parameter] = {}
+    sharding = sharding.of_network(graph.unsharded)
     frozen = frozenset(graph.frozen)
     has_layers_begun = False
     for node in graph.forward:
@@ -149,7 +150,7 @@ def find_parameters(graph: Graph, sharding: WeightSharding = UNSHARDED) -> tuple
             is_sharded_weight = sharding.is_sharded(name, weight_type.shape, weight_type.size_bytes, parts)
             num_shards = sharding.num_ranks_of(name, parts)
             copies = sharding.num_expert_copies if is_expert_weight(name) else None
-            if sharding.is_sharded_over_all(name, parts):
+            if sharding.is_sharded_over_all(name, parts) or sharding.is_split_over_data(name, parts):
                 copies = num_shards
             parameters[name] = Parameter(
                 name=name,

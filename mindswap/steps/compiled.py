@@ -209,7 +209,7 @@ def capture_config(
     """
     path = str(Path(config).resolve())
     # Without sharding every rank of a stage is the same as one rank with the full model.
-    placement = place_rank(document, 0, num_layers, skew_permille) if settings.num_shards > 1 else None
+    placement = place_rank(document, 0, num_layers, skew_permille) if settings.is_network_sharded else None
 
     def make() -> CapturedStep:
         require_mindformers()

@@ -222,15 +222,31 @@ def test_pieces_of_sequences_are_of_a_pipeline():
     assert read("parallel_config: {seq_split_num: 3}").num_sequences == 1
 
 
-def test_the_embedding_of_a_legacy_model_is_whole_unless_the_model_says_otherwise():
-    # MindSpore's dry run of 4 layers of Llama2-7B on 8 ranks holds 500 MiB of tok_embeddings and 62.5 of lm_head.
-    on = "parallel: {parallel_mode: 1, enable_parallel_optimizer: True}\nparallel_config: {data_parallel: 8}\n"
-    big = ((32000, 4096), 32000 * 4096 * 4)
-    sharding = read(on).sharding
-    assert not sharding.is_sharded("model.tok_embeddings.embedding_weight", *big)
-    assert sharding.is_sharded("lm_head.weight", *big)
-    own = read(f"{on}model: {{model_config: {{parallel_optimizer: True}}}}").sharding
-    assert own.is_sharded("model.tok_embeddings.embedding_weight", *big)
+GLM4 = "type: ChatGLM2Config, padded_vocab_size: 16000"
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "is_sharded"),
+    [
+        (GLM4, "data_parallel: 4, vocab_emb_dp: False", True),
+        (GLM4, "data_parallel: 4", False),  # the default of vocab_emb_dp is True
+        (GLM4, "data_parallel: 3, vocab_emb_dp: False", False),  # 16000 rows are not divisible by 3
+        (GLM4, "vocab_emb_dp: False", False),  # one rank
+        ("type: LlamaConfig, vocab_size: 16000", "data_parallel: 4, vocab_emb_dp: False", False),
+    ],
+)
+def test_the_head_of_glm_is_sharded_over_data_parallel_ranks(model, parallel, is_sharded):
+    settings = read(f"{{model: {{model_config: {{{model}}}}}, parallel_config: {{{parallel}}}}}")
+    assert settings.is_head_sharded == settings.is_network_sharded == is_sharded
+
+
+def test_no_other_rank_has_a_shard_of_a_head_that_is_sharded_over_all_ranks():
+    # Dry run `glm4 pp2`: the head has 1/4 of its size on each of 4 ranks, and is not gathered.
+    sharding = WeightSharding(num_ranks=4, num_unsharded_ranks=4)
+    assert [sharding.num_ranks_of("head.weight", num_shards) for num_shards in (1, 2, 4)] == [4, 2, 1]
+    # 2 x 2 ranks, tensor parallel ones inside: their 2 shards are on 2 data parallel ranks each.
+    sharding = WeightSharding(num_ranks=2, stride=2, num_unsharded_ranks=4)
+    assert [sharding.num_ranks_of("head.weight", num_shards) for num_shards in (1, 2, 4)] == [4, 2, 1]
 
 
 def test_weights_of_experts_are_cut_over_the_ranks_that_have_the_same_ones():

@@ -126,7 +126,7 @@ def test_a_sharded_weight_is_gathered_in_forward_and_once_released_in_backward(n
     graph = captured(name).graph
     forward, backward = count_ops(graph, "AllGather")
     for is_released in (False, True):
-        gathered = gather_weights(graph, WeightSharding(NUM_RANKS, 0, is_released=is_released))
+        gathered = gather_weights(graph, WeightSharding(NUM_RANKS, 0, is_released=is_released, stride=2))
         new_forward, new_backward = count_ops(gathered.graph, "AllGather")
         collectives = [each for several in gathered.collectives.values() for each in several]
         assert new_forward - forward == len(collectives) > 20

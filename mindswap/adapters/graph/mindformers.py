@@ -270,7 +270,7 @@ def capture(
 
 def _shard_capture(unsharded: Capture, placement: RankPlacement) -> Capture:
     """Convert a capture to the sizes of one rank, without the parts on other stages."""
-    sharding = shard_graph(unsharded.graph)
+    sharding = shard_graph(unsharded.graph, placement.num_stage_ranks if placement.has_strategies else 1)
     collectives, unmatched = find_collectives(sharding)
     token_ranks = placement.data_parallel * placement.context_parallel if placement.has_strategies else 1
     graph = shard_embedding(sharding.graph, placement.model_parallel if placement.has_strategies else 1, token_ranks)

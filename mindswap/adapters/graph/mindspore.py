@@ -163,7 +163,12 @@ def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_
         GraphError: if the compiler refuses the network.
     """
     graph = restore_constants(load_graph(compile_training_model(network, inputs), layer_list))
-    return replace(graph, frozen=tuple(weight.name for weight in network.untrainable_params()))
+    weights = tuple(network.get_parameters())
+    return replace(
+        graph,
+        frozen=tuple(weight.name for weight in weights if not weight.requires_grad),
+        unsharded=tuple(weight.name for weight in weights if not weight.parallel_optimizer),
+    )
 
 
 # Error of the compiler -> known fix.

@@ -74,14 +74,14 @@ def capture_key(settings: StepSettings, has_sequence: bool) -> Hashable:
     The capture does not depend on the pipeline. If ranks shard the network, MindSpore compiles one network with the
     samples of all data parallel ranks, and constants that it merges depend on their number.
     """
-    num_data_parallel = settings.data_parallel if settings.num_shards > 1 else None
+    num_data_parallel = settings.data_parallel if settings.is_network_sharded else None
     return *shape_key(settings, has_sequence), num_data_parallel
 
 
 def shape_key(settings: StepSettings, has_sequence: bool) -> tuple[Hashable, ...]:
     """Return a key that is equal for networks with the same shapes; merged constants may differ."""
     sharding = (settings.model_parallel, settings.context_parallel, settings.expert_parallel)
-    return settings.batch_size, sharding, settings.num_shards > 1 and has_sequence
+    return settings.batch_size, sharding, settings.is_network_sharded and has_sequence
 
 
 def strategy_space(

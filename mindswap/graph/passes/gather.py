@@ -86,6 +86,7 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
         graph: a step with full weights, under any policy.
         sharding: which weights are sharded over how many ranks.
     """
+    sharding = sharding.of_network(graph.unsharded)
     weights = tuple(_find_weights(graph, sharding)) if sharding.num_ranks > 1 else ()
     if not weights:
         return GatheredStep(graph)

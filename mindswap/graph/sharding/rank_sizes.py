@@ -130,11 +130,16 @@ class Sharding:
     sums: Mapping[str, PartialSum] = field(default_factory=dict)
 
 
-def shard_graph(graph: Graph) -> Sharding:
-    """Compute the sizes on one rank of all tensors of a step; unchanged if no strategy splits a tensor."""
+def shard_graph(graph: Graph, num_ranks: int = 1) -> Sharding:
+    """Compute the sizes on one rank of all tensors of a step; unchanged if no strategy splits a tensor.
+
+    Args:
+        graph: the step with unsharded tensors.
+        num_ranks: ranks of a pipeline stage; with 1, operators without a strategy follow their operands.
+    """
     if not any(_is_sharded(node) for node in graph.forward):
         return Sharding(graph, (), ())
-    table = _infer_splits(graph)
+    table = _infer_splits(graph, num_ranks)
     casts = dict(_recomputed_norm_casts(table))
     arrivals = [
         (redistribution.producer, redistribution.consumer)
@@ -143,7 +148,7 @@ def shard_graph(graph: Graph) -> Sharding:
     ]
     arrivals += casts.values()
     if arrivals:
-        table = _infer_splits(insert_arrivals(_with_saved_casts(graph, casts), arrivals))
+        table = _infer_splits(insert_arrivals(_with_saved_casts(graph, casts), arrivals), num_ranks)
     for redistribution in _unresolved_arrivals(table):
         producer_split, reader = redistribution.before, redistribution.consumer
         reason = (
@@ -154,9 +159,9 @@ def shard_graph(graph: Graph) -> Sharding:
     return Sharding(sharded, tuple(table.unresolved), tuple(table.redistributions), table.sums)
 
 
-def _infer_splits(graph: Graph) -> SplitTable:
+def _infer_splits(graph: Graph, num_ranks: int) -> SplitTable:
     """Return the splits of all values of a step."""
-    table = SplitTable(graph)
+    table = SplitTable(graph, num_ranks)
     forward, backward = ForwardSplits(table), BackwardSplits(table)
     for node in graph.forward:
         table.add(node, forward.of(node))
@@ -179,8 +184,13 @@ def _with_rank_sizes(table: SplitTable) -> Graph:
         return node if (op, outputs) == (node.op, node.outputs) else replace(node, op=op, outputs=outputs)
 
     graph = table.graph
+    sharded = {name: splits for name, splits in table.constant_splits.items() if len(splits) == 1}
+    types = {name: shard_type(graph.types[name], *splits) for name, splits in sharded.items()}
     return replace(
-        graph, forward=tuple(map(with_rank_sizes, graph.forward)), backward=tuple(map(with_rank_sizes, graph.backward))
+        graph,
+        forward=tuple(map(with_rank_sizes, graph.forward)),
+        backward=tuple(map(with_rank_sizes, graph.backward)),
+        types={**graph.types, **types},
     )
 
 

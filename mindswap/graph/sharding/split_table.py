@@ -1,9 +1,11 @@
 """Splits of all values of a step, and their propagation through forward."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import ORDERING_OPS, RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, SplitRule, operator_info
+from mindswap.graph.sharding.batch_parallel import batch_splits, is_batch_parallel
 from mindswap.graph.sharding.experts import FROM_LOCAL, RankLocalValues
 from mindswap.graph.sharding.split_rules import OperatorCall, num_summed_ranks, output_splits
 from mindswap.graph.sharding.splits import (
@@ -63,10 +65,16 @@ class Operand:
 
 
 class SplitTable:
-    """Types and splits of all outputs of all values, and the results listed in `Sharding`."""
+    """Types and splits of all outputs of all values, and the results listed in `Sharding`.
 
-    def __init__(self, graph: Graph):
+    Args:
+        graph: the step.
+        num_ranks: ranks of a pipeline stage.
+    """
+
+    def __init__(self, graph: Graph, num_ranks: int = 1):
         self.graph = graph
+        self.num_ranks = num_ranks
         self.types = {name: (tensor_type,) for name, tensor_type in graph.types.items()} | {
             node.name: node.outputs for node in (*graph.forward, *graph.backward)
         }
@@ -77,6 +85,7 @@ class SplitTable:
         self.users, self.nodes = graph.index.readers, graph.index.nodes
         self.forward_names = graph.index.forward_names
         self.communications: dict[str, str] = {}  # type of communication of each redistributing Reshape
+        self.constant_splits: dict[str, set[Split]] = {}  # constant -> splits that its readers require
         self.local = RankLocalValues()  # values that differ between ranks
 
     def add_unresolved(self, node: Node, reason: str) -> None:
@@ -99,6 +108,13 @@ class SplitTable:
             else:
                 self.add_unresolved(node, f"{tensor_type.shape} cannot be split into {split}")
         self.splits[node.name] = tuple(checked)
+
+    def require_constants(self, node: Node, operands: Sequence[Operand], splits: Sequence[Split]) -> None:
+        """Record the splits in which an operator reads constants (step_parallel.cc, SplitTensor)."""
+        for operand, split in zip(operands, splits, strict=False):
+            is_constant = operand.name in self.graph.types and operand.name not in self.graph.inputs
+            if is_constant and operand.name in node.inputs and fits(split, operand.type.shape):
+                self.constant_splits.setdefault(operand.name, set()).add(split)
 
     def operands(self, node: Node) -> list[Operand]:
         """Return the tensors among the inputs; members of tuples count separately."""
@@ -205,6 +221,7 @@ class ForwardSplits:
                 self.table.redistributions.append(
                     Redistribution(operand.name, node, source_split, requested, operand.index)
                 )
+        self.table.require_constants(node, used, strategy)
         call = self.table.call(node, used, list(strategy))
         splits = output_splits(call)
         output_strategy = read_out_strategy(node.attributes)
@@ -256,12 +273,15 @@ class ForwardSplits:
         splits = [operand.split or (1,) * len(operand.type.shape) for operand in operands]
         call = self.table.call(node, operands, splits)
         outputs = output_splits(call) if operands else None
+        if has_note and outputs is not None and is_batch_parallel(node, splits, self.table.num_ranks):
+            batch = node.outputs[0].shape[0], self.table.num_ranks
+            self.table.require_constants(node, operands, list(batch_splits(call.shapes, *batch)))
+            return list(batch_splits(call.outputs, *batch))
+        self.table.require_constants(node, operands, splits)
         if has_note:
             self._record_partial_sum(node, call)
         if has_note and node.has_tensor_output and outputs is not None:
-            # step_parallel.cc, ExtractStrategyAndInit: batch parallel, the first dimension over all devices.
             reason = "has no strategy; MindSpore cuts its first dimension over all ranks, here it follows its operands"
-            # part of a function, possibly one for a single rank (Morph)
             if node.layer_index is None and not node.cell_path:
                 reason = "is in no cell and has no strategy; here it follows its operands"
             self.table.add_unresolved(node, reason)

@@ -99,7 +99,6 @@ def test_forward_and_backward_read_the_gathered_weight():
         (tensor("float32", 63, 256), "w", WeightSharding(3)),  # 63 KiB are below 64 KiB
         (W, "w", WeightSharding(2, threshold_bytes=65 * 1024)),
         (W, "w", WeightSharding(3)),  # 64 rows are not divisible by 3
-        (W, "layers.0.attention.wq.bias", WeightSharding(2)),
     ],
 )
 def test_weights_that_stay_whole(known, name, sharding):
@@ -109,6 +108,12 @@ def test_weights_that_stay_whole(known, name, sharding):
         forward=tuple(replace(n, inputs=(f"f:▸CR_{name}", "u")) if n.op == "Load" else n for n in before.forward),
     )
     assert gather_weights(before, sharding).graph is before
+
+
+def test_a_weight_that_the_network_keeps_unsharded_stays_whole():
+    # `parallel_optimizer` of its Parameter is False: an embedding of LlamaEmbedding, but not that of GLM4.
+    assert gather_weights(step(W), WeightSharding(2)).collectives
+    assert not gather_weights(replace(step(W), unsharded=("w",)), WeightSharding(2)).collectives
 
 
 def test_a_threshold_of_nothing_cuts_small_weights():
