@@ -12,6 +12,9 @@ from mindswap.policy.equivalence import policy_sections
 from mindswap.policy.model import ENTRY_FIELDS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.units import format_bytes, format_time
 
+# Comment of a plan that only recomputes: with swap off MindFormers takes counts per stage and no lists of layers, and
+# without `op_swap` it swaps its default operators.
+NOTHING_IS_SWAPPED = "nothing is swapped: lists of layers in recompute_config need swap: True"
 # Limit of alternatives in one part of a pattern, for readability.
 MAX_ALTERNATIVES = 4
 
@@ -39,6 +42,8 @@ def write_plan(text: str, document: Document, plan: Plan, num_layers: int, devic
     }
     for name, value in (sections | {"mindswap": mindswap_section}).items():
         comment = plan_comment(plan, device_title) if name == "swap_config" else None
+        if comment and value.get("op_swap") == []:
+            comment += f"\n{NOTHING_IS_SWAPPED}"
         text = rewrite_section(text, name, value, comment, document.file)
     return text
 

@@ -12,6 +12,7 @@ from mindswap.errors import PlanError, PolicyError, SimulationError
 from mindswap.features.plan.budget import budget_warning, find_budget, make_problem, objective_warning, usable_budget
 from mindswap.features.plan.pynative import is_2x, planned_text_2x, sections_2x
 from mindswap.features.plan.report import format_plan
+from mindswap.features.plan.tidy import without_warnings
 from mindswap.features.simulate import LoadedStep, Run
 from mindswap.files import write_new
 from mindswap.planner.evaluate import evaluate
@@ -261,6 +262,8 @@ class StepPlanner:
         if device.leaves_fragments:
             fragments = f"fragments of the pool, which maps no pages: {device.fragments_permille / 10:g} % of the peak"
             source = f"{source}; {fragments}" if source else fragments
+        if not isinstance(step.model, LayerSwapModel2x):
+            plan = compact(step, without_warnings(step, problem, plan))
         plan = replace(
             plan,
             compared=(*evaluate_file_policy(problem, self.file_step), *plan.compared),

@@ -1,0 +1,113 @@
+"""Take out of a plan what `mindswap check` would warn about: entries, or layers of entries, that do nothing."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mindswap.config.problem import Level
+from mindswap.config.render import document_from_data
+from mindswap.features.simulate import LoadedStep
+from mindswap.planner.evaluate import evaluate
+from mindswap.planner.problem import Plan, PlanProblem
+from mindswap.planner.write import written_policy
+from mindswap.policy.cell_tree import CellNode, match_pattern
+from mindswap.policy.equivalence import policy_sections
+from mindswap.policy.model import ENTRY_FIELDS, NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.rules.checker import check_document
+
+Entry = LayerSwap | OpSwap | OpRecompute
+SWAP_FIELDS = ("op_swap", "layer_swap")
+
+
+def without_warnings(step: LoadedStep, problem: PlanProblem, plan: Plan) -> Plan:
+    """Return the plan without what new warnings of `check` are about, if it is as fast and fits without it.
+
+    A plan without new warnings, one that does not fit, and one with pins (decisions of the user) is returned as it is.
+
+    Args:
+        step: the planned step.
+        problem: problem of the plan.
+        plan: a plan from `compact`.
+    """
+    known = {found.rule for found in check_document(step.document, _num_layers(step)).problems}
+    number = num_new_warnings(step, plan.policy, known) if plan.fits and not problem.allow.pinned else 0
+    while number:
+        for policy in reduced_policies(plan.policy, step.model.captured.trees, step.model.captured.num_layers):
+            fewer = num_new_warnings(step, policy, known)
+            if fewer >= number:
+                continue
+            evaluation = evaluate(problem, policy)
+            if evaluation.fits and evaluation.step_time_ns <= plan.step_time_ns:
+                number = fewer
+                plan = replace(
+                    plan,
+                    policy=policy,
+                    step_time_ns=evaluation.step_time_ns,
+                    stage_peak_bytes=evaluation.stage_peak_bytes,
+                    host_bytes=evaluation.host_bytes,
+                )
+                break
+        else:
+            break
+    return plan
+
+
+def num_new_warnings(step: LoadedStep, policy: Policy, known: set[str]) -> int:
+    """Return the number of warnings of `check` for a policy in the configuration.
+
+    Args:
+        step: step of the configuration.
+        policy: policy to write into it.
+        known: rules that do not count, because the configuration violates them without the policy.
+    """
+    data = step.document.data()
+    sections = policy_sections(written_policy(policy), data, step.model.captured.num_layers)
+    checked = check_document(document_from_data({**data, **sections}, step.document.file), _num_layers(step))
+    return sum(found.level is Level.WARNING and found.rule not in known for found in checked.problems)
+
+
+def _num_layers(step: LoadedStep) -> int | None:
+    """Return the number of layers of a network without a configuration."""
+    return step.model.captured.num_layers if step.path is None else None
+
+
+def reduced_policies(policy: Policy, trees: Sequence[CellNode], num_layers: int) -> Iterator[Policy]:
+    """Yield the policy without one entry, and without the layers of a swap entry that recompute of its operators has.
+
+    Args:
+        policy: the policy.
+        trees: tree of each compiled layer.
+        num_layers: layers of the model.
+    """
+
+    def matches(pattern: str) -> set[tuple[int, tuple[str, ...]]]:
+        found = ((i, match) for i, tree in enumerate(trees) for match in match_pattern(pattern, tree))
+        return {(i, path) for i, match in found for path, _ in match.node.walk(match.path)}
+
+    recomputed = [(entry.layers, matches(entry.pattern)) for entry in policy.select_recompute]
+    for name in SWAP_FIELDS:
+        for position, entry in enumerate(getattr(policy, name)):
+            swapped = matches(entry.pattern) if isinstance(entry, OpSwap) else set()
+            overlapping = [layers for layers, paths in recomputed if not paths.isdisjoint(swapped)]
+            for layers in (policy.layer_recompute, *overlapping):
+                remaining = _without(entry.layers, layers, num_layers)
+                if remaining != NO_LAYERS and remaining != entry.layers:
+                    yield _with_entry(policy, name, position, replace(entry, layers=remaining))
+    for name in ENTRY_FIELDS:
+        for position in range(len(getattr(policy, name))):
+            yield _with_entry(policy, name, position, None)
+
+
+def _without(layers: Layers, other: Layers, num_layers: int) -> Layers:
+    """Return the layers that are not in the other set; the same object if that is all of them."""
+    resolved = layers.resolve(num_layers)
+    remaining = tuple(layer for layer in resolved if layer not in other)
+    return layers if remaining == tuple(resolved) else Layers(remaining)
+
+
+def _with_entry(policy: Policy, name: str, position: int, entry: Entry | None) -> Policy:
+    """Return the policy with another entry at a position; None for no entry there."""
+    entries = list(getattr(policy, name))
+    entries[position : position + 1] = [] if entry is None else [entry]
+    changed: dict[str, Any] = {name: tuple(entries)}
+    return replace(policy, **changed)

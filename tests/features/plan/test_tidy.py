@@ -1,0 +1,83 @@
+"""A plan has no entry that `check` warns about, if it is as fast and fits without it."""
+
+from dataclasses import replace
+
+import pytest
+
+from mindswap.features.plan import StepPlanner, compact, planned_text
+from mindswap.features.plan.tidy import num_new_warnings, without_warnings
+from mindswap.planner.evaluate import evaluate
+from mindswap.planner.problem import Allow, Plan
+from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from tests.planner.test_checked_plans import recorded_step
+
+CASTS = r"feed_forward\.w[123]\.cast"  # of weights that the parallel optimizer gathers after the cast
+HEAVY = OpSwap(r"attention\.flash_attention", Layers(range(4)), 30)
+
+
+@pytest.fixture(scope="module")
+def planner():
+    """Qwen2-0.5B with the parallel optimizer over eight ranks, weights in float32."""
+    return StepPlanner(recorded_step("qwen2_0_5b"))
+
+
+def plan_of(planner: StepPlanner, **settings) -> tuple[object, Plan]:
+    """Return a problem that keeps everything, and a plan with other entries in it."""
+    kept = planner.plan(planner.step.device.memory_bytes)
+    problem = kept.problem
+    policy = problem.with_switches(Policy(True, **settings))
+    evaluation = evaluate(problem, policy)
+    plan = replace(
+        kept.plan,
+        policy=policy,
+        fits=True,
+        step_time_ns=evaluation.step_time_ns,
+        stage_peak_bytes=evaluation.stage_peak_bytes,
+    )
+    return problem, compact(planner.step, plan)
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ({"select_recompute": (OpRecompute(CASTS, Layers(0, 1)),)}, {}),  # gathered-weight
+        (  # recompute-wins: the swap of two layers, then that of all that the entry names
+            {"op_swap": (HEAVY,), "select_recompute": (OpRecompute("attention", Layers(0, 1)),)},
+            {"op_swap": (replace(HEAVY, layers=Layers(2, 3)),)},
+        ),
+        ({"op_swap": (HEAVY,), "layer_recompute": Layers(range(6))}, {"op_swap": ()}),
+        ({"layer_swap": (LayerSwap(Layers(0, 5), 30),), "layer_recompute": Layers(5)}, {}),
+    ],
+)
+def test_what_check_warns_about_is_left_out_and_the_figures_stay(planner, settings, left):
+    problem, plan = plan_of(planner, **settings)
+    assert num_new_warnings(planner.step, plan.policy, set()) > 0
+    tidied = without_warnings(planner.step, problem, plan)
+    assert num_new_warnings(planner.step, tidied.policy, set()) == 0
+    assert tidied.step_time_ns <= plan.step_time_ns
+    evaluation = evaluate(problem, tidied.policy)
+    assert (evaluation.step_time_ns, evaluation.stage_peak_bytes) == (tidied.step_time_ns, tidied.stage_peak_bytes)
+    for name, entries in left.items():
+        assert getattr(tidied.policy, name) == entries
+
+
+def test_a_plan_without_warnings_is_not_touched(planner):
+    """Not evaluated again either: it is the same object."""
+    problem, plan = plan_of(planner, op_swap=(HEAVY,))
+    assert num_new_warnings(planner.step, plan.policy, set()) == 0
+    assert without_warnings(planner.step, problem, plan) is plan
+
+
+def test_pins_stay(planner):
+    problem, plan = plan_of(planner, select_recompute=(OpRecompute(CASTS, ALL_LAYERS),))
+    pinned = replace(problem, allow=Allow(pinned=(CASTS,)))
+    assert without_warnings(planner.step, pinned, plan) is plan
+    assert without_warnings(planner.step, problem, replace(plan, fits=False)).policy == plan.policy
+
+
+def test_a_plan_that_only_recomputes_says_why_swap_is_on(planner):
+    _, plan = plan_of(planner, layer_recompute=Layers(0, 3))
+    text = planned_text(planner.step, plan, "planned.yaml")
+    assert "nothing is swapped: lists of layers in recompute_config need swap: True" in text
+    _, plan = plan_of(planner, op_swap=(HEAVY,))
+    assert "nothing is swapped" not in planned_text(planner.step, plan, "planned.yaml")
