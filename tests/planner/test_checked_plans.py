@@ -37,7 +37,12 @@ FULL = (0.4, False, Allow())
 SIMPLE = (0.4, True, Allow())
 KEPT = (1.0, False, Allow())
 OTHERS = (KEPT, SIMPLE, (0.1, False, Allow(swap=False)), (0.4, False, Allow(recompute=False)))
-PLANS = {"llama2_7b": (FULL, SIMPLE), "qwen3_small": (FULL, *OTHERS), "qwen3_moe_small": (FULL, *OTHERS)}
+PLANS = {
+    "llama2_7b": (FULL, SIMPLE),
+    "qwen2_0_5b": (FULL, SIMPLE, (0.1, False, Allow(swap=False)), (0.4, True, Allow(swap=False))),
+    "qwen3_small": (FULL, *OTHERS),
+    "qwen3_moe_small": (FULL, *OTHERS),
+}
 
 
 def recorded_step(name: str) -> Step:
