@@ -5,6 +5,7 @@
     python benchmarks/dryrun/broad.py mindformers --known       # no dry run: what is measured, and what is not
     python benchmarks/dryrun/broad.py mindformers qwen2_5       # rows whose names contain a word
     python benchmarks/dryrun/broad.py mindformers --seconds 600 # only as many dry runs as begin in ten minutes
+    python benchmarks/dryrun/broad.py mindformers --write       # the table of docs/dryrun_broad.md and its Chinese page
 
 Nobody tuned the simulator on these files. broad.yaml declares them with their branch, and the policies of each. A
 file keeps its sizes, parallelism and options; what 1.9 no longer has is replaced (`migrate`), and the number of
@@ -23,10 +24,25 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from compare import NOT_MEASURED, Row, cells, compare, is_good, merged, summary
 
 FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.dryrun.compare import (  # noqa: E402 the checkout must be importable, installed or not
+    NOT_MEASURED,
+    Row,
+    cells,
+    compare,
+    is_good,
+    merged,
+    summary,
+    table,
+    write_table,
+)
+
 MEASURED = FOLDER / "broad_measured.json"
+PAGES = (ROOT / "docs/dryrun_broad.md", ROOT / "docs/dryrun_broad.zh.md")
 MOST_STAGES = 2
 LAYERS_PER_CHUNK = 3
 # Optimizers that 1.9 no longer has. AdamW holds the same: both moments in float32.
@@ -49,6 +65,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("words", nargs="*", help="parts of names; default is all rows")
     parser.add_argument("--known", action="store_true", help="no dry run; rows that are not measured are shown so")
     parser.add_argument("--seconds", type=int, default=10**9, help="begin no dry run after so many seconds")
+    parser.add_argument("--write", action="store_true", help="write the table into the docs")
     args = parser.parse_args(words)
     names = [name for name in declared_rows() if not args.words or any(word in name for word in args.words)]
     end_s = time.monotonic() + args.seconds
@@ -60,6 +77,9 @@ def main(words: Sequence[str]) -> int:
             print(*cells(row), sep=" | ", flush=True)
         rows += found
     print(f"\n{summary(rows)}\n{count_errors(rows)}")
+    if args.write:
+        for page in PAGES:
+            write_table(page, f"{table(rows)}\n{count_errors(rows)}\n")
     return 0 if is_good(rows) else 1
 
 

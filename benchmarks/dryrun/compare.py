@@ -14,6 +14,7 @@ two cores, a known one seconds. Exit code 1 if a target is missed.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,7 @@ MIB = 1 << 20
 # Percent: mean absolute error, the most above and below the dry run.
 MOST_MEAN, MOST_ABOVE, MOST_BELOW = 3.0, 8.0, 3.0
 NOT_MEASURED = "not dry run yet"
+REFUSED = re.compile(r"row\.yaml:\d+:\d+: error: (?P<reason>.*?) \[[a-z-]+\]")  # by a rule of `mindswap check`
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ def compare(
     if measured is None:
         return [Row(name, 0, 0, 0, error=NOT_MEASURED)]
     if error := measured.get("error"):
-        return [Row(name, 0, 0, 0, error=error)]
+        refused = REFUSED.search(error)
+        return [Row(name, 0, 0, 0, error=f"refused: {refused['reason']}" if refused else error)]
     with tempfile.TemporaryDirectory() as folder:
         simulated, error = simulate(_written(data, name, folder))
     rows = []
@@ -147,7 +150,8 @@ def measure(
     if is_again or (key not in known and not is_known_only):
         with tempfile.TemporaryDirectory() as folder:
             known[key] = {"name": name, **dry_run(_written(data, name, folder))}
-        if "peaks" in known[key] or results == MEASURED:  # a broad set may fail because the machine is busy
+        # A long run may fail because the machine is busy; what `check` refuses stays refused.
+        if "peaks" in known[key] or results == MEASURED or REFUSED.search(known[key]["error"]):
             _keep(key, known[key], results)
     return known.get(key)
 
