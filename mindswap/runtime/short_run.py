@@ -24,6 +24,9 @@ from mindswap.simulator.cost.device_file import read_cost_settings
 SPEED_UP = "parallel_speed_up_json_path"
 
 
+READER = "CausalLanguageModelDataset"  # reads columns of a MindRecord as they are
+
+
 @dataclass(frozen=True)
 class SyntheticData:
     """Generated MindRecord that replaces the user's data."""
@@ -294,13 +297,13 @@ def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
         made |= {"drop_remainder": True, "repeat": 1}
         if len(columns) > 1:
             made["construct_args_key"] = columns
+        made.pop("tokenizer", None)
         edit.data["train_dataset"] = made
         edit.changes.append(f"train_dataset: {_show(synthetic.path)}, made for this proof")
-    # Most files set this by a YAML alias, so both must be equal.
-    edit.data["train_dataset_task"] = {
-        **(edit.get("train_dataset_task") or {"type": "CausalLanguageModelDataset"}),
-        "dataset_config": edit.get("train_dataset"),
-    }
+    # Most files set this by a YAML alias, so both must be equal. Classes for questions or dialogues need a tokenizer.
+    is_own = synthetic is None and edit.get("train_dataset_task")
+    task = edit.get("train_dataset_task") if is_own else {"type": READER}
+    edit.data["train_dataset_task"] = {**task, "dataset_config": edit.get("train_dataset")}
 
 
 # Dataset of a proof: that of the user if it exists, else a generated MindRecord.

@@ -66,6 +66,15 @@ def test_data_made_on_the_spot_takes_its_place():
     assert config["train_dataset_task"]["dataset_config"]["input_columns"] == ["input_ids"]
 
 
+def test_a_class_that_needs_a_tokenizer_reads_no_data_made_on_the_spot():
+    task = {"type": "MultiTurnDataset", "dataset_config": {"tokenizer": {"type": "ChatGLM3Tokenizer"}}}
+    given = {**CONFIG, "train_dataset": task["dataset_config"], "train_dataset_task": task}
+    config, _ = derive(given, RunOptions(5, 8), lambda document: SyntheticData("/p/s.mindrecord", ("input_ids",)))
+    assert config["train_dataset_task"]["type"] == "CausalLanguageModelDataset"
+    assert "tokenizer" not in config["train_dataset"]
+    assert derive(given, RunOptions(5, 8))[0]["train_dataset_task"]["type"] == "MultiTurnDataset"
+
+
 @pytest.mark.parametrize("is_profiled", [True, False])
 def test_the_last_step_is_profiled(is_profiled):
     config, _ = derive(CONFIG, RunOptions(5, 8, is_profiled=is_profiled))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mindswap.config.nodes import Document
 from mindswap.config.step_settings import StepSettings, read_step_settings
 from mindswap.errors import GraphError, LaunchError, SimulationError
-from mindswap.features.dryrun.backend import StatusCallback
+from mindswap.features.dryrun.backend import StatusCallback, refuse_graph_engine
 from mindswap.features.dryrun.cann_stand_ins import has_cann, stub_libraries
 from mindswap.features.dryrun.depths import (
     MAX_EXACT_LAYERS,
@@ -100,12 +100,13 @@ def run_stages(
         margin_permille: part of the budget that plans keep free.
 
     Raises:
-        PolicyError: the configuration has errors.
+        PolicyError: the configuration has errors, or its memory is planned by CANN's graph engine.
         LaunchError: a dry run is not possible here, or the backend failed.
         DataError: the folder exists and is not empty.
     """
     options = options or DryRunOptions()
     refuse_pynative(document)
+    refuse_graph_engine(document)
     checked = check_document(document)
     policy = policy_of(document, checked)
     num_layers = require_num_layers(document, checked.num_layers, "a dry run: ")

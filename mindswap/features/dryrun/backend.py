@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindswap.errors import LaunchError
+from mindswap.config.nodes import Document, to_data
+from mindswap.config.problem import Level, Problem
+from mindswap.errors import LaunchError, PolicyError
 from mindswap.features.dryrun.cann_stand_ins import environment, has_cann, mindspore_libraries, stub_libraries
 from mindswap.features.dryrun.memory_pool import LOG, TRACKER, DryRun, read_rank
 from mindswap.runtime.logs.read import find_last_error, find_last_step, read_tail
@@ -31,6 +33,23 @@ BUILDING = "building the network"
 _PHASE = re.compile(r"[-\d:.]+: (Start|End) (.+?)\.?$")
 INLINE_FAULT = "The pointer[ker_ptr] is null"
 StatusCallback = Callable[[str], None]  # called with one line of progress
+
+
+def refuse_graph_engine(document: Document) -> None:
+    """Refuse a configuration that MindSpore hands to CANN's graph engine, which plans the memory itself.
+
+    Args:
+        document: a configuration of MindFormers 1.9.
+
+    Raises:
+        PolicyError: `jit_level` is O2.
+    """
+    for path in (("context", "jit_config", "jit_level"), ("context", "jit_level")):
+        node = document.get(*path)
+        if node is not None and to_data(node) == "O2":
+            message = f"{'.'.join(path)}: 'O2': CANN's graph engine plans the memory, and a dry run has no such engine"
+            fix = 'jit_level: "O1", which swap needs as well'
+            raise PolicyError([Problem(node.location, "jit-level", Level.ERROR, message, "'O0' or 'O1'", fix)])
 
 
 def run_rank(

@@ -12,7 +12,7 @@ import pytest
 from mindswap import cli
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
-from mindswap.errors import GraphError, LaunchError, SimulationError
+from mindswap.errors import GraphError, LaunchError, PolicyError, SimulationError
 from mindswap.features import dryrun as dry_run
 from mindswap.features.dryrun import DryRunOptions, StepDryRun, rank_runs
 from mindswap.features.dryrun.report import dry_run_to_json, format_dry_run
@@ -32,6 +32,17 @@ CASE4 = "configs/llama2_7b/case4_swap_and_recompute.yaml"
 def report_of(num_layers: int = 2, budget_bytes: int | None = 200) -> DryRunReport:
     stage = stage_run(0, num_layers, {2: model(2)})
     return DryRunReport("case", (stage,), None, num_layers, (2,), budget_bytes, False, ("a note",))
+
+
+@pytest.mark.parametrize("section", ["{jit_config: {jit_level: O2}}", "{jit_level: O2}"])
+def test_the_graph_engine_of_cann_is_refused_with_its_place(section, tmp_path):
+    path = tmp_path / "o2.yaml"
+    path.write_text(f"runner_config: {{batch_size: 1}}\ncontext: {section}\n")
+    with pytest.raises(PolicyError) as caught:
+        dry_run.run_stages(load_document(path))
+    (problem,) = caught.value.problems
+    assert (problem.location.line, problem.rule, problem.allowed) == (2, "jit-level", "'O0' or 'O1'")
+    assert "'O2'" in problem.message
 
 
 def test_a_report_is_one_line_in_python():
