@@ -99,8 +99,19 @@ def _fused_pairs(nodes: Sequence[Node], saved_names: set[str]) -> Iterator[_Fuse
     readers, is_saved_name = _readers(nodes, saved_names, 2)
     for node in nodes:
         users = readers.get(node.name, [])
-        if node.op in FUSED_OPS and len(users) == 1 and users[0].op in FUSED_READERS:
+        if node.op in FUSED_OPS and len(users) == 1 and users[0].op in FUSED_READERS and not _is_moved(node, users[0]):
             yield node, users[0], node.name in is_saved_name
+
+
+def _is_moved(node: Node, reader: Node) -> bool:
+    """Return whether communication or a slice is between two element-wise operators: one rank reads another shape.
+
+    An operand is as large as the output of an element-wise operator, or has size 1 where it is broadcast.
+    """
+    if reader.op not in FUSED_OPS or node.name not in reader.inputs or not reader.outputs:
+        return False
+    sizes = zip(reversed(node.outputs[0].shape), reversed(reader.outputs[0].shape), strict=False)
+    return any(size not in (1, read_size) for size, read_size in sizes)
 
 
 def min_recompute_work(

@@ -45,6 +45,13 @@ def llama(num_layers: int, *changes: dict) -> dict:
     return changed(data, OFF, *changes)
 
 
+def llama_with_full_head() -> dict:
+    """Two layers and 16000 tokens; each rank has the full head, and of the loss its part of the vocabulary."""
+    data = llama(2, TENSORS, {"parallel_config": {"vocab_emb_dp": True, "use_seq_parallel": True}})
+    data["model"]["model_config"]["vocab_size"] = 16000
+    return data
+
+
 def qwen3(*changes: dict) -> dict:
     """A Qwen3 of hidden size 1024 with as many tokens; 8 ranks."""
     data = load_document(str(ROOT / "tests/data/qwen3_small.yaml")).data()
@@ -72,6 +79,7 @@ CASES = {
     "tensor parallel": (llama(2, TENSORS), 949),
     "pipeline, tensor parallel, swap of layers": (llama(4, PIPELINE, ALL_LAYERS), 624),
     "Qwen3, tensor parallel": (qwen3(), 841),
+    "full head, of whose logits each rank computes a part of the loss": (llama_with_full_head(), 1741),
 }
 
 

@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from mindswap.graph.analysis.work import measure_work
+from mindswap.graph.model import TensorType
 from mindswap.graph.passes.fusion import (
     find_unwritten,
     fuse_forward,
@@ -68,6 +71,23 @@ def again(forward, backward, saved, has_second_reader=False):
         (work.read_bytes // KIB, work.written_bytes // KIB, work.is_fused)
         for work in min_recompute_work(step, measure_work(step)[0], readers_of_saved(step), has_second_reader)
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_fused"),
+    [
+        ((8, 16), (8, 16), True),
+        ((1, 16), (8, 16), True),  # broadcast
+        ((16,), (8, 16), True),
+        ((8, 16), (8, 4), False),  # a slice: the loss has parts of the vocabulary, the head all of it
+        ((4, 16), (8, 16), False),  # an AllGather
+    ],
+)
+def test_operators_that_are_split_unlike_are_not_fused(before, after, is_fused):
+    cast, add = node("cast", "Cast", "start"), node("add", "Add", "cast")
+    cast = replace(cast, outputs=(TensorType(before, "float32", KIB),))
+    add = replace(add, outputs=(TensorType(after, "float32", KIB),))
+    assert find_unwritten(graph([START, cast, add])) == ({"cast": "add"} if is_fused else {})
 
 
 def test_a_copy_that_is_fused_with_its_only_reader_is_not_written():
