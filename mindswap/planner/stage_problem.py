@@ -105,6 +105,7 @@ class Score:
     cost_ns: int  # step time plus a penalty for each entry of the policy
     step_time_ns: int  # simulated
     peak_bytes: int  # simulated device memory
+    host_excess_bytes: int = 0  # part of `excess_bytes` that is host memory
 
     @property
     def fits(self) -> bool:
@@ -160,8 +161,9 @@ class StageProblem(ABC):
         """Return the score of a timeline of this stage."""
         peak_bytes = int(peak_memory(timeline)[0])
         host_bytes = peak_host_bytes(timeline, np.arange(len(timeline.program.copies)))
-        excess = max(0, peak_bytes - self.budget_bytes) + max(0, host_bytes - self.host_budget_bytes)
-        return Score(excess, timeline.step_time_ns, timeline.step_time_ns, peak_bytes)
+        host_excess = max(0, host_bytes - self.host_budget_bytes)
+        excess = max(0, peak_bytes - self.budget_bytes) + host_excess
+        return Score(excess, timeline.step_time_ns, timeline.step_time_ns, peak_bytes, host_excess)
 
     def min_distances(self, timeline: Timeline) -> np.ndarray:
         """Return the minimum `backward_prefetch` with which no copy delays an operator, given the times of a timeline.

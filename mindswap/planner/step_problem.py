@@ -223,16 +223,21 @@ class PipelineProblem(_ModelProblem):
 
     def score(self, timeline: Timeline) -> Score:
         """Return the score of all stages together; the peak is the highest of any stage."""
+        host_excess = int(self._host_excess_bytes(timeline).sum())
         excess_bytes = int(self.excess_bytes_of_stages(timeline).sum())
         peak_bytes = int((peak_memory(timeline) + self.static_bytes).max())
-        return self.extrapolate(Score(excess_bytes, timeline.step_time_ns, timeline.step_time_ns, peak_bytes), timeline)
+        time_ns = timeline.step_time_ns
+        return self.extrapolate(Score(excess_bytes, time_ns, time_ns, peak_bytes, host_excess), timeline)
 
     def excess_bytes_of_stages(self, timeline: Timeline) -> np.ndarray:
         """Return the bytes of each stage over the budgets: int64, shape (num_stages,)."""
         peaks = peak_memory(timeline) + self.static_bytes
+        return np.maximum(0, peaks - self.budget_bytes) + self._host_excess_bytes(timeline)
+
+    def _host_excess_bytes(self, timeline: Timeline) -> np.ndarray:
         stage_of = timeline.program.copies_stage
-        host = np.array([peak_host_bytes(timeline, stage_of == stage) for stage in range(len(peaks))])
-        return np.maximum(0, peaks - self.budget_bytes) + np.maximum(0, host - self.host_budget_bytes)
+        host = [peak_host_bytes(timeline, stage_of == stage) for stage in range(len(self.static_bytes))]
+        return np.maximum(0, np.array(host) - self.host_budget_bytes)
 
 
 def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:

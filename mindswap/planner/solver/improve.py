@@ -226,6 +226,9 @@ def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
     is_small = assignment.size <= SMALL_PROBLEM_DECISIONS
     if score.excess_bytes:
         gains, firsts, seconds = freed, np.arange(len(moves)), np.full(len(moves), -1)
+        if score.host_excess_bytes:  # freeing the device by more swap would fill the host
+            host = np.array([_host_bytes(move, assignment, costs) for move in moves], np.int64) * in_flight
+            gains = np.minimum(-host, score.host_excess_bytes) + np.minimum(freed + spare, 0)
     else:
         # Not all kept tensors are alive at the peak, so faster moves are tried even if they seem to exceed the budget.
         fits = np.flatnonzero((freed + spare >= 0) | (time < 0) | is_small)
@@ -265,6 +268,13 @@ def _exposed_ns(link_ns: np.ndarray, used_ns: int, forward_ns: int) -> np.ndarra
 def _link_ns(move: _Move, assignment: np.ndarray, costs: DecisionCosts) -> int:
     was = int(costs.copy_ns[move.mask & (assignment > KEEP)].sum())
     return (int(costs.copy_ns[move.mask].sum()) if move.value > KEEP else 0) - was
+
+
+def _host_bytes(move: _Move, assignment: np.ndarray, costs: DecisionCosts) -> int:
+    """Return the change of the swapped bytes by a move."""
+    size_bytes = costs.freed_bytes[:, :, 0]
+    was = int(size_bytes[move.mask & (assignment > KEEP)].sum())
+    return (int(size_bytes[move.mask].sum()) if move.value > KEEP else 0) - was
 
 
 def _moves(assignment: np.ndarray, costs: DecisionCosts) -> Iterator[_Move]:
