@@ -119,7 +119,8 @@ HEAD_OVER_DATA, VOCABULARY_KEY, DEFAULT_VOCABULARY = "ChatGLM2Config", "padded_v
 def shards_head_over_data(document: Document) -> bool:
     """Return whether data parallel ranks hold different shards of the head.
 
-    They do without `vocab_emb_dp` (default True), if all ranks of a stage divide the size of the vocabulary.
+    They do without `vocab_emb_dp` (default True, but False with several stages: core/parallel_config.py), if all ranks
+    of a stage divide the size of the vocabulary.
     """
     model = ("model", "model_config")
     if document.value(*model, "type") != HEAD_OVER_DATA or not is_split(document):
@@ -128,7 +129,9 @@ def shards_head_over_data(document: Document) -> bool:
     parts = ("data_parallel", "model_parallel", "context_parallel")
     num_ranks = math.prod(document.count("parallel_config", part) for part in parts)
     is_divided = (size if is_int(size) else DEFAULT_VOCABULARY) % num_ranks == 0
-    return document.value("parallel_config", "vocab_emb_dp") is False and num_ranks > 1 and is_divided
+    has_stages = document.count("parallel_config", "pipeline_stage") > 1
+    is_full = document.value("parallel_config", "vocab_emb_dp") is not False and not has_stages
+    return not is_full and num_ranks > 1 and is_divided
 
 
 OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")

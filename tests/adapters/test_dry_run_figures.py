@@ -38,8 +38,10 @@ PIPELINE = {"pipeline_stage": 2, "model_parallel": 2, "data_parallel": 2, "micro
         (OFF, SMALL, {}, 12239, 0.99, 1.01),
         # The mask of all micro-batches is in both. Simulated is one more tensor that was received, and one more sent.
         (OFF, SMALL, PIPELINE, 4016, 1.0, 1.02),
+        # MindFormers resets vocab_emb_dp in a pipeline.
+        (OFF, SMALL, {**PIPELINE, "vocab_emb_dp": True}, 4016, 1.0, 1.02),
     ],
-    ids=["off", "full recompute", "swap and recompute", "small, off", "pipeline and tensor parallel, off"],
+    ids=["off", "full recompute", "swap and recompute", "small, off", "pipeline and tensor parallel, off", "reset"],
 )
 def test_the_first_stage_is_as_in_the_dry_run(tmp_path, changes, model, parallel, recorded_mib, least, most):
     config = yaml.safe_load(CASE.read_text())
@@ -105,6 +107,8 @@ def test_the_embedding_of_a_newer_model_is_cut_over_tensor_and_data_parallel_ran
         ("qwen3 pp2_tp2 layers_10", 421),
         # At the end of backward, or a little later; gradients of `linear_fc1` are cut.
         ("telechat3 full", 675),
+        # The head is sharded over data parallel ranks, and the embedding by the parallel optimizer.
+        ("glm4", 3384),
     ],
 )
 def test_a_row_of_the_declared_set_is_as_in_the_dry_run(tmp_path, name, recorded_mib):

@@ -230,6 +230,7 @@ GLM4 = "type: ChatGLM2Config, padded_vocab_size: 16000"
     [
         (GLM4, "data_parallel: 4, vocab_emb_dp: False", True),
         (GLM4, "data_parallel: 4", False),  # the default of vocab_emb_dp is True
+        (GLM4, "data_parallel: 4, vocab_emb_dp: True, pipeline_stage: 2", True),  # MindFormers resets it
         (GLM4, "data_parallel: 3, vocab_emb_dp: False", False),  # 16000 rows are not divisible by 3
         (GLM4, "vocab_emb_dp: False", False),  # one rank
         ("type: LlamaConfig, vocab_size: 16000", "data_parallel: 4, vocab_emb_dp: False", False),

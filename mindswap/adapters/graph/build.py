@@ -239,6 +239,8 @@ def _keep_single_stage(config) -> None:
     model.offset = 0
     # MindFormers assigns layers to chunks on a single stage, too.
     model.update({key: 1 for key in CHUNKS_KEYS if key in model})
+    if (config.parallel_config.pipeline_stage or 1) > 1:
+        config.parallel_config.vocab_emb_dp = False  # as `build_parallel_config` does for several stages
     config.parallel_config.pipeline_stage = 1
 
 
@@ -259,8 +261,7 @@ def _keep_single_rank(config) -> None:
             config.parallel_config[key] = 1
     if "use_seq_parallel" in config.parallel_config:
         config.parallel_config.use_seq_parallel = False
-    # tokens are not exchanged; the only dispatcher for one rank
-    if "moe_token_dispatcher_type" in config.model.model_config:
+    if "moe_token_dispatcher_type" in config.model.model_config:  # tokens are not exchanged
         config.model.model_config.moe_token_dispatcher_type = "alltoall"
 
 
