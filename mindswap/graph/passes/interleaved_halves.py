@@ -116,8 +116,17 @@ class _HalfScheduler:
         self.stops = stops
         self.half = {node.name: None if node.is_duplicate else branches[node.name] for node in nodes}
         self.queues = [[node for node in nodes if self.half[node.name] == half] for half in (0, 1)]
-        self.joins = [node for node in nodes if any(self.half.get(name) is not None for name in node.inputs)]
+        self.joins = list(self._find_joins())
         self.done: dict[str, Node] = {}
+
+    def _find_joins(self) -> Iterator[Node]:
+        """Yield the operators of no half that depend on a half, in order: a sum reads a tuple of the halves' values."""
+        joined: set[str] = set()
+        for node in self.nodes:
+            is_of_halves = any(self.half.get(name) is not None or name in joined for name in node.inputs)
+            if self.half[node.name] is None and is_of_halves:
+                joined.add(node.name)
+                yield node
 
     def order(self) -> list[Node]:
         """Return all operators in alternating order; in their original order if dependencies do not allow it."""
@@ -141,7 +150,8 @@ class _HalfScheduler:
                 return False
             may_pass[half] = False
             self.done |= {node.name: node for node in (*needed, queue.pop(0))}
-            self.done |= {node.name: node for node in self._ready(self.joins)}
+            for node in self._ready(self.joins):
+                self.done[node.name] = node
         return False
 
     def _needed(self, node: Node) -> list[Node] | None:

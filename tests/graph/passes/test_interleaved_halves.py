@@ -68,6 +68,13 @@ def test_what_puts_both_halves_together_waits_for_neither_in_their_place(inputs)
     assert names(ordered.forward) == "x0 w y0 x1 y1 mid g0 v z0 g1 z1 z"
 
 
+def test_a_sum_that_reads_a_tuple_of_both_halves_runs_as_early_as_the_tuple():
+    *before, g1, z1, z = step().forward
+    forward = (*before, node("both", "MakeTuple", "y0 y1"), node("sum", "AddN", "both"), g1, z1, z)
+    ordered = order_halves(replace(step(), forward=forward), set(), {"y0", "y1"})
+    assert names(ordered.forward) == "x0 w y0 x1 y1 both sum g0 v z0 g1 z1 z"
+
+
 # Gradients of operators that a layer calls once for each half.
 
 
