@@ -41,7 +41,8 @@ MIB = 1 << 20
 # Percent: mean absolute error, the most above and below the dry run.
 MOST_MEAN, MOST_ABOVE, MOST_BELOW = 3.0, 8.0, 3.0
 NOT_MEASURED = "not dry run yet"
-REFUSED = re.compile(r"row\.yaml:\d+:\d+: error: (?P<reason>.*?) \[[a-z-]+\]")  # by a rule of `mindswap check`
+REFUSED = re.compile(r"\.yaml:\d+:\d+: error: (?P<reason>.*?) \[[a-z-]+\]")  # by a rule of `mindswap check`
+FAILED = re.compile(r"dry run of rank \d+: (?!the backend crashed \(SIGKILL\))")  # by MindFormers or MindSpore
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,9 @@ def measure(
     if is_again or (key not in known and not is_known_only):
         with tempfile.TemporaryDirectory() as folder:
             known[key] = {"name": name, **dry_run(_written(data, name, folder))}
-        # A long run may fail because the machine is busy; what `check` refuses stays refused.
-        if "peaks" in known[key] or results == MEASURED or REFUSED.search(known[key]["error"]):
+        # A long run may fail because the machine is busy or small: that is not kept.
+        error = known[key].get("error", "")
+        if not error or results == MEASURED or REFUSED.search(error) or FAILED.search(error):
             _keep(key, known[key], results)
     return known.get(key)
 
