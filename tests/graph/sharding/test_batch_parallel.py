@@ -32,3 +32,9 @@ def test_constants_have_the_size_in_which_they_are_read():
 
 def test_samples_that_all_ranks_do_not_divide_stay_unsplit():
     assert shapes(shard_graph(masked_step(), 3))["mask"] == (16, 8, 8)
+
+
+def test_a_cast_has_the_layout_of_its_operand():
+    step = graph(op("logits", "Cast", "whole", (16, 8)), types={"whole": (16, 8)})
+    inside = tuple(replace(node, cell_path="network.model") for node in step.forward)
+    assert shapes(shard_graph(replace(step, forward=inside), 4)) == {"logits": (16, 8)}
