@@ -40,13 +40,12 @@ from benchmarks.dryrun.compare import (  # noqa: E402 the checkout must be impor
     table,
     write_table,
 )
+from mindswap.rules.mindformers1.classes import OPTIMIZERS  # noqa: E402
 
 MEASURED = FOLDER / "broad_measured.json"
 PAGES = (ROOT / "docs/dryrun_broad.md", ROOT / "docs/dryrun_broad.zh.md")
 MOST_STAGES = 2
 LAYERS_PER_CHUNK = 3
-# Optimizers that 1.9 no longer has. AdamW holds the same: both moments in float32.
-REMOVED_OPTIMIZERS = {"FP32StateAdamWeightDecay", "AdamWeightDecayX", "FusedAdamWeightDecay"}
 MOST_ACCUMULATION = 4
 # Policies: sections that replace those of the file; "own" leaves the file as it is.
 RECOMPUTE_OFF = {"recompute": False, "select_recompute": False}
@@ -106,12 +105,12 @@ def configuration(checkout: Path, name: str) -> dict[str, Any]:
 def migrate(data: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration of an older branch as MindFormers 1.9 builds it.
 
-    AdamW stands in for optimizers that were removed; the package has the networks that `auto_register` took from the
+    AdamW replaces optimizers that were removed; the package has the networks that `auto_register` took from the
     checkout, and nothing here needs a tokenizer.
     """
     data = deepcopy(data)
     optimizer = data["optimizer"]
-    if optimizer["type"] in REMOVED_OPTIMIZERS:
+    if optimizer["type"] in OPTIMIZERS:
         optimizer["type"] = "AdamW"
         optimizer["betas"] = [optimizer.pop("beta1", 0.9), optimizer.pop("beta2", 0.999)]
     for section in (data["model"]["model_config"], data["model"].get("arch") or {}):

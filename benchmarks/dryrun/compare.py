@@ -202,7 +202,7 @@ def _mindswap(command: str, path: Path, *options: str) -> dict[str, Any]:
     except json.JSONDecodeError:
         return {"error": (done.stdout + done.stderr)[-500:]}
     if done.returncode and not answer.get("stages"):
-        answer.setdefault("error", str(answer)[:500])
+        answer["error"] = str(answer.get("error", answer)).replace(f"{path.parent}/", "")
     return answer
 
 

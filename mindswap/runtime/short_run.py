@@ -301,8 +301,7 @@ def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
         edit.data["train_dataset"] = made
         edit.changes.append(f"train_dataset: {_show(synthetic.path)}, made for this proof")
     # Most files set this by a YAML alias, so both must be equal. Classes for questions or dialogues need a tokenizer.
-    is_own = synthetic is None and edit.get("train_dataset_task")
-    task = edit.get("train_dataset_task") if is_own else {"type": READER}
+    task = (edit.get("train_dataset_task") if synthetic is None else None) or {"type": READER}
     edit.data["train_dataset_task"] = {**task, "dataset_config": edit.get("train_dataset")}
 
 

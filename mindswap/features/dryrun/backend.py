@@ -16,6 +16,7 @@ from mindswap.config.problem import Level, Problem
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.features.dryrun.cann_stand_ins import environment, has_cann, mindspore_libraries, stub_libraries
 from mindswap.features.dryrun.memory_pool import LOG, TRACKER, DryRun, read_rank
+from mindswap.rules.mindformers1.machine import JIT_LEVEL_PATHS
 from mindswap.runtime.logs.read import find_last_error, find_last_step, read_tail
 from mindswap.system.children import module_command, started
 from mindswap.system.environment import CANN_VARIABLES, package_environment
@@ -44,7 +45,7 @@ def refuse_graph_engine(document: Document) -> None:
     Raises:
         PolicyError: `jit_level` is O2.
     """
-    for path in (("context", "jit_config", "jit_level"), ("context", "jit_level")):
+    for path in JIT_LEVEL_PATHS:
         node = document.get(*path)
         if node is not None and to_data(node) == "O2":
             message = f"{'.'.join(path)}: 'O2': CANN's graph engine plans the memory, and a dry run has no such engine"

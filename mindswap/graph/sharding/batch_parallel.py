@@ -2,8 +2,7 @@
 
 ExtractStrategyAndInit gives such an operator the batch parallel strategy. Here that is applied only where no operand is
 split, as in masks of all samples and look-ups of all tokens; other operators follow their operands, and the difference
-is communication. A Cast without a strategy is no operator of its own there (IsParallelCareNode of
-step_parallel_utils.cc): it has the layout of its operand.
+is communication.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ def is_batch_parallel(node: Node, splits: Sequence[Split], num_ranks: int) -> bo
     sizes = [tensor_type.shape[0] if len(tensor_type.shape) > 1 else 0 for tensor_type in node.outputs]
     # An operator in no cell may be part of a function for a single rank (Morph).
     is_divided = all(size and size % num_ranks == 0 for size in sizes)
-    return num_ranks > 1 and bool(node.cell_path) and is_unsplit and is_divided and node.op != "Cast"
+    return num_ranks > 1 and bool(node.cell_path) and is_unsplit and is_divided
 
 
 def batch_splits(shapes: Sequence[Shape], size: int, num_ranks: int) -> Iterator[Split]:

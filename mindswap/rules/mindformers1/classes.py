@@ -10,7 +10,7 @@ from mindswap.config.problem import Level
 from mindswap.rules.context import Context
 from mindswap.rules.refusals import MODEL, Refusal, Values, find_refusals
 
-# All hold both moments of each weight in float32, as AdamW does; or follow the type of the weight, as FusedAdam... did.
+# Variants of Adam with weight decay, which AdamW replaces.
 OPTIMIZERS = (
     "FP32StateAdamWeightDecay", "FusedAdamWeightDecay", "AdamWeightDecayX", "fp32_adamw", "fused_adamw", "adamw",
 )  # fmt: skip

@@ -29,6 +29,8 @@ from mindswap.rules.context import Context
 from mindswap.units import format_bytes, format_count, parse_bytes
 
 # GB per unit; MindSpore's GB is a GiB.
+# Key paths at which a configuration may set jit_level.
+JIT_LEVEL_PATHS = (("context", "jit_config", "jit_level"), ("context", "jit_level"))
 _GB_PER_UNIT = {unit: Decimal(1) for unit in ("", "G", "GB")}
 _GB_PER_UNIT |= {unit: Decimal(1) / 1024 for unit in ("M", "MB")} | {unit: Decimal(1024) for unit in ("T", "TB")}
 _MEMORY = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>(?:[GMT]B?)?)", re.ASCII)
@@ -96,7 +98,7 @@ def jit_level(context: Context) -> Iterator[Finding]:
     PASS: context: {jit_config: {jit_level: "O1"}}
     FAIL: context: {jit_config: {jit_level: "O2"}}
     """
-    for place in (("context", "jit_config", "jit_level"), ("context", "jit_level")):
+    for place in JIT_LEVEL_PATHS:
         node = _find_unsupported_value(context, place, "O0", "O1")
         if node is not None:
             message = f"{'.'.join(place)}: {show(node)}, but swap needs O0 or O1"
