@@ -296,17 +296,18 @@ def cache_size(folder: Path) -> int:
 
 
 def evict(folder: Path, keep: Path, max_bytes: int = MAX_CACHE_BYTES) -> None:
-    """Delete least recently used entries until the cache takes at most `max_bytes`.
+    """Delete least recently used entries until those that are not in use take at most `max_bytes`.
 
-    `keep` and folders that may be in use are never deleted.
+    `keep` and folders that may be in use are never deleted. Such folders are not counted: many of them would leave no
+    room for files, and each new file would delete the one before.
     """
-    entries = sorted(_entries(folder))
-    left_bytes = sum(entry.size_bytes for entry in entries)
     in_use_ns = time.time_ns() - IN_USE_S * 1_000_000_000
+    entries = sorted(e for e in _entries(folder) if e.path.parent == folder or e.used_ns <= in_use_ns)
+    left_bytes = sum(entry.size_bytes for entry in entries)
     for entry in entries:
         if left_bytes <= max_bytes:
             return
-        if entry.path != keep and not (entry.path.parent != folder and entry.used_ns > in_use_ns):
+        if entry.path != keep:
             _remove(entry.path)
             left_bytes -= entry.size_bytes
 
@@ -319,13 +320,18 @@ def _entries(folder: Path) -> list[CacheEntry]:
     for path in paths:
         with contextlib.suppress(OSError):  # gone meanwhile
             status = path.lstat()
-            size_bytes, used_ns = status.st_size, status.st_mtime_ns
+            size_bytes, used_ns = _disk_bytes(status), status.st_mtime_ns
             if stat.S_ISDIR(status.st_mode):
                 files = [(path / name).lstat() for name in (*_files(path), *_existing(path, MANIFEST))]
-                size_bytes = sum(file.st_size for file in files)
+                size_bytes = sum(map(_disk_bytes, files))
                 used_ns = max([used_ns, *((path / name).lstat().st_mtime_ns for name in _existing(path, MANIFEST))])
             found.append(CacheEntry(used_ns, path, size_bytes))
     return found
+
+
+def _disk_bytes(status: os.stat_result) -> int:
+    """Return what a file takes on the disk: made-up samples are files of 48 MiB with hardly anything in them."""
+    return min(status.st_size, status.st_blocks * 512)
 
 
 def _children(folder: Path) -> list[Path]:

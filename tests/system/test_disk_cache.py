@@ -354,6 +354,26 @@ def test_a_folder_in_use_stays(tmp_path):
     assert [path.exists() for path in paths] == [False, False, True, False, False]
 
 
+def test_folders_in_use_leave_room_for_files(tmp_path):
+    """Samples of a day were more than the limit alone: no captured step outlived the next one."""
+    folder, name = cached_folder(tmp_path, "samples", A, lambda place: (place / "data").write_bytes(b"x" * 1000)), B
+    for other in (A, name):
+        write_entry(tmp_path, other, b"x" * 100)
+    evict(tmp_path, keep=tmp_path / f"{name}.entry", max_bytes=800)
+    assert folder.exists() and (tmp_path / f"{A}.entry").exists()
+
+
+def test_holes_of_files_take_no_disk(tmp_path):
+    """Each data set of made-up samples was counted as 48 MiB, and takes less than 1."""
+
+    def make_sparse(place):
+        with (place / "data").open("wb") as file:
+            file.truncate(1 << 30)
+
+    cached_folder(tmp_path, "samples", A, make_sparse)
+    assert cache_size(tmp_path) < 10_000
+
+
 def test_each_use_counts(tmp_path):
     folder = cached_folder(tmp_path, "samples", A, make)
     for path in (folder, folder / ".manifest.json"):
