@@ -61,7 +61,7 @@ def _finish(state: State, event: Ended) -> Next:
     """End the run after training that finished, was interrupted, or failed other than by memory."""
     state = _close(state, event.outcome, event.step, event.text)
     if event.outcome is Outcome.FINISHED:
-        return _end(state, 0, "the training finished")
+        return _end(state, 0, "; ".join(filter(None, ("the training finished", event.text))))
     if event.outcome is Outcome.INTERRUPTED:
         return _end(state, 130, "interrupted; the same command goes on from the newest checkpoint")
     return _end(state, event.exit_code, f"the training failed (not out of memory):\n{event.text}")

@@ -189,7 +189,7 @@ class Ended:
     # REPLANNED: stopped at a checkpoint to start the candidate plan
     outcome: Outcome
     step: int  # last step in the logs; 0 without any
-    text: str = ""  # error message
+    text: str = ""  # error message; of a crash after the end of the training if it FINISHED
     exit_code: int = 1  # of the failed training
     worker: int = 0  # number of the worker that ran out of memory
     missing_bytes: int | None = None  # shortage according to its log; None if the log has no size

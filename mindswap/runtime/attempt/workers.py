@@ -97,12 +97,13 @@ class Workers:
         if seen.out_of_memory is not None:
             worker, event = seen.out_of_memory
             return self._out_of_memory(worker, event.text, event.missing_bytes)
-        return self._explain_exit(code)
+        return self._explain_exit(code, is_over=seen.num_finished == len(self._worker_ranks))
 
     def _out_of_memory(self, worker: int, text: str, missing_bytes: int | None = None) -> Ended:
         return Ended(Outcome.OUT_OF_MEMORY, self.step, text, worker=worker, missing_bytes=missing_bytes)
 
-    def _explain_exit(self, code: int | None) -> Ended:
+    def _explain_exit(self, code: int | None, *, is_over: bool) -> Ended:
+        """Return why a process failed; `is_over`: all workers had logged the end of the training before."""
         pid, exit_code = next(iter(self._exits()), (None, code or 0))
         worker = 0 if pid is None else self._ranks.get(pid, 0)
         name = f"worker {worker}" if pid is not None or not self._has_msrun else "msrun"
@@ -111,6 +112,8 @@ class Workers:
                 return self._out_of_memory(worker, "killed by the system, whose memory ran out (oom_kill)")
             return Ended(Outcome.KILLED, self.step, f"{name} was killed by {signal.Signals(-exit_code).name}")
         crash = f"    {name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
+        if crash and is_over:  # MindSpore on CPU sometimes crashes while it releases what it holds
+            return Ended(Outcome.FINISHED, self.step, f"{crash.strip()} after the training was over")
         report = failure_report(self._folder, self._worker_ranks)
         return Ended(Outcome.FAILED, self.step, crash + report, exit_code if exit_code > 0 else 1)
 

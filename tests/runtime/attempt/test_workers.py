@@ -83,6 +83,18 @@ def test_a_crash_is_a_failure_with_its_signal(begin):
     assert event.text.splitlines()[0] == "    worker 0 crashed with SIGSEGV"
 
 
+def test_a_crash_after_the_training_is_over_is_told_and_no_failure(begin):
+    """Seen once in hundreds of trainings: MindSpore 2.9.0 crashed while it released what it held."""
+    event = begin(f"print({step(12)!r}); print({info(OVER)!r}, flush=True); os.kill(os.getpid(), 11)").explain()
+    assert event == Ended(Outcome.FINISHED, 12, "worker 0 crashed with SIGSEGV after the training was over")
+
+
+def test_an_error_after_the_training_is_over_is_a_failure(begin):
+    """Python says what it was: a checkpoint that could not be written, for one."""
+    event = begin(f"print({step(12)!r}); print({info(OVER)!r}, flush=True); os._exit(7)").explain()
+    assert (event.outcome, event.exit_code) == (Outcome.FAILED, 7)
+
+
 def test_the_exit_code_of_a_training_is_kept(begin):
     event = begin("print('ValueError: x'); os._exit(7)").explain()
     assert (event.outcome, event.exit_code) == (Outcome.FAILED, 7)
