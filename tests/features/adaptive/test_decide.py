@@ -229,13 +229,13 @@ PLANS = st.lists(
 )  # predicted peak, seconds a step, bytes that it really needs
 
 
-@settings(max_examples=150)
-@given(PLANS, st.data())
 def test_a_crash_after_the_end_is_told():
     text = "worker 1 crashed with SIGSEGV after the training was over"
     assert play(state(), *RUNNING, Ended(Outcome.FINISHED, 20, text))[1] == End(0, f"the training finished; {text}")
 
 
+@settings(max_examples=150)
+@given(PLANS, st.data())
 def test_it_always_ends_and_never_repeats_a_plan_that_failed(table, data):
     """A world of plans with true needs, kills and checkpoints at random: few starts, no repeated failure."""
     plans = [(f"p{i}", peak, step_s, need) for i, (peak, step_s, need) in enumerate(table)]
