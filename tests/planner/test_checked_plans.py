@@ -15,11 +15,13 @@ from plan_sweeps import MODELS
 
 from mindswap.config.parse import parse_document
 from mindswap.config.source import load_document
-from mindswap.features.plan import make_plan, planned_text
+from mindswap.features.plan import StepPlanner, make_plan, planned_text
+from mindswap.features.plan.tidy import num_new_warnings
 from mindswap.features.step import Step, load_step, settings_of
 from mindswap.graph.capture_cache import from_plain, to_plain
 from mindswap.planner.evaluate import short_model
 from mindswap.planner.lower_bound import collect_bound_inputs, least_budget_bytes
+from mindswap.planner.pins import read_pin
 from mindswap.planner.problem import Allow
 from mindswap.policy.formats.mindformers1.read import find_num_layers
 from mindswap.policy.model import Policy
@@ -65,6 +67,30 @@ def test_check_says_nothing_of_a_plan(name):
         text = planned_text(step, plan.plan, "planned.yaml")
         problems = check_document(parse_document(text, "planned.yaml")).problems
         assert [problem for problem in problems if problem.rule not in before] == [], (share, simple, allow)
+
+
+PINS = {
+    "qwen2_0_5b": (["attention=swap:20"], [r"feed_forward\.w[123]\.cast=recompute"]),
+    "qwen3_small": (["self_attention=swap:20"], ["mlp=recompute"], ["mlp=keep"]),
+    "llama2_7b": (["attention=recompute"], [r"feed_forward\.w1\.matmul=swap"]),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PINS)
+def test_check_warns_of_the_pins_of_a_plan_alone(name):
+    """What the user has decided stays, whatever `check` thinks of it; the planner's own entries cause no warning."""
+    step = recorded_step(name)
+    for texts in PINS[name]:
+        pins = [read_pin(text) for text in texts]
+        planner = StepPlanner(step, pins=pins)
+        fixed = planner.step.model.layers.fixed
+        most = planner.step.simulate(Policy(is_swap_enabled=True)).peak_bytes
+        least = least_budget_bytes(planner.planner.bound_inputs, step.device.host_memory_bytes, Allow())
+        plan = planner.plan(min(step.device.usable_memory_bytes, least + (most - least) * 6 // 10))
+        assert plan.fits, texts
+        warned = num_new_warnings(planner.step, plan.policy, set())
+        assert warned <= num_new_warnings(planner.step, fixed, set()), texts
 
 
 def test_all_models_of_the_sweeps_are_recorded():

@@ -11,8 +11,9 @@ from mindswap.planner.evaluate import evaluate
 from mindswap.planner.problem import Plan, PlanProblem
 from mindswap.planner.write import written_policy
 from mindswap.policy.cell_tree import CellNode, match_pattern
-from mindswap.policy.equivalence import policy_sections
+from mindswap.policy.equivalence import policy_sections, with_swap_enabled
 from mindswap.policy.model import ENTRY_FIELDS, NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.resolve import Decision, Path, Treatment, resolve_layer
 from mindswap.rules.checker import check_document
 
 Entry = LayerSwap | OpSwap | OpRecompute
@@ -22,19 +23,23 @@ SWAP_FIELDS = ("op_swap", "layer_swap")
 def without_warnings(step: LoadedStep, problem: PlanProblem, plan: Plan) -> Plan:
     """Return the plan without what new warnings of `check` are about, if it is as fast and fits without it.
 
-    A plan without new warnings, one that does not fit, and one with pins (decisions of the user) is returned as it is.
+    A plan without new warnings, and one that does not fit, is returned as it is. Pins (decisions of the user) stay.
 
     Args:
         step: the planned step.
         problem: problem of the plan.
         plan: a plan from `compact`.
     """
-    known = {found.rule for found in check_document(step.document, _num_layers(step)).problems}
-    number = num_new_warnings(step, plan.policy, known) if plan.fits and not problem.allow.pinned else 0
+    # Without the policy of the file, which may cause the same warnings as the plan, and is replaced by it.
+    known = {found.rule for found in check_document(with_swap_enabled(step.document), _num_layers(step)).problems}
+    number = num_new_warnings(step, plan.policy, known) if plan.fits else 0
+    trees, layer_map = step.model.captured.trees, step.model.captured.sample.layer_map
+    layer_trees = [trees[layer_class] for layer_class in layer_map]
+    pinned = pinned_decisions(plan.policy, problem.model.layers.fixed, layer_trees)
     while number:
-        for policy in reduced_policies(plan.policy, step.model.captured.trees, step.model.captured.num_layers):
+        for policy in reduced_policies(plan.policy, trees, len(layer_map)):
             fewer = num_new_warnings(step, policy, known)
-            if fewer >= number:
+            if fewer >= number or pinned_decisions(policy, problem.model.layers.fixed, layer_trees) != pinned:
                 continue
             evaluation = evaluate(problem, policy)
             if evaluation.fits and evaluation.step_time_ns <= plan.step_time_ns:
@@ -50,6 +55,31 @@ def without_warnings(step: LoadedStep, problem: PlanProblem, plan: Plan) -> Plan
         else:
             break
     return plan
+
+
+def pinned_decisions(
+    policy: Policy, fixed: Policy | None, layer_trees: Sequence[CellNode]
+) -> dict[tuple[int, Path], tuple[Treatment, int | None]]:
+    """Return the decision of a policy for each operator that the user has pinned to swap or recompute.
+
+    Args:
+        policy: a policy with the pins in it.
+        fixed: the pins alone, from `pinned_policy`; None without pins.
+        layer_trees: tree of each layer of the model.
+
+    Returns:
+        (layer index, path) -> treatment and `backward_prefetch`.
+    """
+    if fixed is None:
+        return {}
+    decisions: dict[tuple[int, Path], tuple[Treatment, int | None]] = {}
+    for layer_index, tree in enumerate(layer_trees):
+        pinned, of_policy = (resolve_layer(each, layer_index, tree) for each in (fixed, policy))
+        for path, decision in pinned.operators().items():
+            if decision != Decision():
+                found = of_policy.decision_for(path)
+                decisions[layer_index, path] = found.treatment, found.prefetch
+    return decisions
 
 
 def num_new_warnings(step: LoadedStep, policy: Policy, known: set[str]) -> int:

@@ -4,14 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from mindswap.config.render import document_from_data
 from mindswap.features.plan import StepPlanner, compact, planned_text
-from mindswap.features.plan.tidy import num_new_warnings, without_warnings
+from mindswap.features.plan.tidy import num_new_warnings, pinned_decisions, without_warnings
 from mindswap.planner.evaluate import evaluate
+from mindswap.planner.pins import Pin, PinTreatment, pinned_policy
 from mindswap.planner.problem import Allow, Plan
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.rules.checker import check_document
 from tests.planner.test_checked_plans import recorded_step
 
 CASTS = r"feed_forward\.w[123]\.cast"  # of weights that the parallel optimizer gathers after the cast
+CAST_PATHS = {("feed_forward", name) for name in ("w1", "w2", "w3")}
 HEAVY = OpSwap(r"attention\.flash_attention", Layers(range(4)), 30)
 
 
@@ -68,11 +72,42 @@ def test_a_plan_without_warnings_is_not_touched(planner):
     assert without_warnings(planner.step, problem, plan) is plan
 
 
-def test_pins_stay(planner):
+def test_a_plan_that_does_not_fit_is_not_touched(planner):
     problem, plan = plan_of(planner, select_recompute=(OpRecompute(CASTS, ALL_LAYERS),))
-    pinned = replace(problem, allow=Allow(pinned=(CASTS,)))
-    assert without_warnings(planner.step, pinned, plan) is plan
     assert without_warnings(planner.step, problem, replace(plan, fits=False)).policy == plan.policy
+
+
+def test_pins_stay_and_the_rest_is_tidied(planner):
+    """Also a pin that `check` warns about, and the layers of a pinned swap that a recompute entry has."""
+    step = planner.step
+    pins = [Pin(CASTS, PinTreatment.RECOMPUTE), Pin(HEAVY.pattern, PinTreatment.SWAP, HEAVY.prefetch)]
+    fixed = pinned_policy(pins, step.model, Allow())
+    problem, plan = plan_of(
+        planner, op_swap=(HEAVY,), select_recompute=(OpRecompute("attention", Layers(0, 1)), *fixed.select_recompute)
+    )
+    pinned = replace(problem, model=step.model.with_fixed_policy(fixed))
+    plan = compact(step, replace(plan, policy=plan.policy.combined_with(fixed)))
+    loose = OpSwap(r"attention\.wo\.matmul", Layers(0, 1), 7)  # recomputed in both of its layers
+    with_loose = replace(plan, policy=replace(plan.policy, op_swap=(*plan.policy.op_swap, loose)))
+    tidied = without_warnings(step, pinned, with_loose)
+    assert loose not in tidied.policy.op_swap
+    trees = step.model.captured.trees
+    layer_trees = [trees[layer_class] for layer_class in step.model.captured.sample.layer_map]
+    decisions = pinned_decisions(tidied.policy, fixed, layer_trees)
+    assert decisions == pinned_decisions(plan.policy, fixed, layer_trees)
+    assert {path[:2] for _, path in decisions} == {("attention", "flash_attention"), *CAST_PATHS}
+    assert len(decisions) == 4 * len(layer_trees) and pinned_decisions(plan.policy, None, layer_trees) == {}
+
+
+def test_warnings_of_the_policy_of_the_file_count(planner):
+    """It is replaced by the plan, whose own entries must cause none of them."""
+    data = planner.step.document.data()
+    section = {"swap_config": {"swap": True, "op_swap": []}, "recompute_config": {"select_recompute": {CASTS: True}}}
+    document = document_from_data({**data, **section}, planner.step.document.file)
+    step = replace(planner.step, document=document)
+    assert any(found.rule == "gathered-weight" for found in check_document(document).problems)
+    problem, plan = plan_of(planner, select_recompute=(OpRecompute(CASTS, Layers(0, 1)),))
+    assert not without_warnings(step, problem, plan).policy.select_recompute
 
 
 def test_a_plan_that_only_recomputes_says_why_swap_is_on(planner):
