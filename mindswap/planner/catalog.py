@@ -9,7 +9,7 @@ from mindswap.graph.analysis.saved_tensors import Names
 from mindswap.planner.candidates import ActivationGroup, find_activation_groups
 from mindswap.planner.effect import ALL_OPERATORS, Consumers, coupled_swaps, find_consumers, find_merged_consumers
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
-from mindswap.policy.cell_tree import CellNode, exact_pattern, match_pattern
+from mindswap.policy.cell_tree import CellNode, exact_pattern
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulator.compiled_layers import UNSWAPPABLE
 from mindswap.simulator.layer_block import Block, Role, Source
@@ -94,7 +94,7 @@ def build_catalog(
             paths = {".".join(path) for path, _ in layer.walk()}
             found_groups = tuple(_only(group, paths.issuperset) for group in found_groups)
         if allow.pinned:
-            pinned = _pinned(allow.pinned, captured.trees[position])
+            pinned = allow.pinned_names(captured.trees[position])
             found_groups = tuple(_only(group, pinned.isdisjoint) for group in found_groups)
         min_bytes = sum(group.size_bytes for group in found_groups) * SMALL_PERMILLE // 1000
         by_layer.append(
@@ -153,14 +153,6 @@ def _only(group: ActivationGroup, may_name: Callable[[tuple[str, ...]], bool]) -
     """Return the group with the decisions whose names are all permitted."""
     swap_names = group.swap_names if may_name(group.swap_names) else ()
     return replace(group, swap_names=swap_names, recompute_paths=tuple(filter(may_name, group.recompute_paths)))
-
-
-def _pinned(patterns: Sequence[str], layer: CellNode) -> frozenset[str]:
-    """Return the paths that patterns match, with all paths inside matched cells and all cells around a match."""
-    named = {match.path for pattern in patterns for match in match_pattern(pattern, layer)}
-    inside = {path for path, _ in layer.walk() if any(path[: len(match_path)] == match_path for match_path in named)}
-    parents = {match_path[:depth] for match_path in named for depth in range(1, len(match_path))}
-    return frozenset(".".join(path) for path in inside | parents)
 
 
 def _recompute_costs(

@@ -107,6 +107,8 @@ def pinned_policy(
         if pin.treatment is not PinTreatment.KEEP
     }
     idle = _idle_names(names, model)
+    # A cell without operators is split into nothing: then the reason is that of the cell.
+    reasons = {pin: idle.get(pin_matches[0], "") for pin, pin_matches in names.items()}
     for pin in names if idle else ():
         if pin.treatment is PinTreatment.SWAP:
             split = (
@@ -117,7 +119,9 @@ def pinned_policy(
     idle = _idle_names(names, model) if idle else idle
     effective = {pin: [name for name in pin_matches if name not in idle] for pin, pin_matches in names.items()}
     problems = [
-        _no_effect(pin, idle[names[pin][0]], model) for pin, pin_matches in effective.items() if not pin_matches
+        _no_effect(pin, idle[names[pin][0]] if names[pin] else reasons[pin], model)
+        for pin, pin_matches in effective.items()
+        if not pin_matches
     ]
     if problems:
         raise PlanError("\n".join(problems))

@@ -12,7 +12,7 @@ from mindswap.planner.catalog import Catalog, build_catalog
 from mindswap.planner.effect import is_coupled, is_fully_effective
 from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short, short_model
 from mindswap.planner.layer_assignments import LayerAssignments
-from mindswap.planner.lower_bound import collect_bound_inputs, min_step_ns
+from mindswap.planner.lower_bound import collect_bound_inputs, min_step_ns, with_pins
 from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, Compared, Plan, PlanProblem
 from mindswap.planner.session import PlanSession
 from mindswap.planner.simple import MAX_ENTRIES, find_simple, num_entries
@@ -51,14 +51,14 @@ class Planner:
     ):
         self.model, self.allow, self.required_trees = model, allow, required_trees
         _keep_freed_memory()
-        # Without pins: baselines are what `compare` shows, and a bound of all policies holds for those with the pins.
-        # The step with pins has copies and waits that further decisions may shorten, so it bounds nothing.
+        # Without pins: baselines are what `compare` shows, and the step with pins has copies and waits that further
+        # decisions may shorten, so it bounds nothing. `with_pins` restricts what a layer may choose.
         self.free_model = model if model.layers.fixed is None else model.with_fixed_policy(None)
         with without_collector():
             self.short_models = short_model(model)
             self.free_short_models = self.short_models if self.free_model is model else short_model(self.free_model)
             keep = self.free_short_models[-1].simulate(Policy())
-            self.bound_inputs = collect_bound_inputs(self.free_model, keep)
+            self.bound_inputs = with_pins(collect_bound_inputs(self.free_model, keep), model, allow)
         self._layer_assignments: dict[tuple[bool, Catalog], LayerAssignments] = {}
         self._baselines: dict[Hashable, Baselines] = {}
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from mindswap.policy.cell_tree import CellNode, match_pattern
 from mindswap.policy.model import Policy
 from mindswap.simulator.step_model import StepModel
 
@@ -22,6 +23,13 @@ class Allow:
     recompute: bool = True  # run operators again in backward
     # patterns of operators and cells that the user has decided: `--pin`
     pinned: tuple[str, ...] = ()
+
+    def pinned_names(self, layer: CellNode) -> frozenset[str]:
+        """Return the names of a layer that plans leave alone: pinned ones, all inside them, and the cells around."""
+        named = {match.path for pattern in self.pinned for match in match_pattern(pattern, layer)}
+        inside = {path for path, _ in layer.walk() if any(path[: len(pinned)] == pinned for pinned in named)}
+        parents = {pinned[:depth] for pinned in named for depth in range(1, len(pinned))}
+        return frozenset(".".join(path) for path in inside | parents)
 
 
 DEFAULT_ALLOW = Allow()

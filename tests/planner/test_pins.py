@@ -12,6 +12,7 @@ from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
 from mindswap.planner.solver import fast
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
+from mindswap.simulator.step_model import StepModel
 from tests.planner.models import MB, small_model
 from tests.strength import is_nightly
 
@@ -165,3 +166,14 @@ def test_a_recompute_that_is_idle_only_without_another_has_a_reason(monkeypatch)
     monkeypatch.setattr(EffectPredictor, "ineffective_names", lambda *_: idle)
     with pytest.raises(PlanError, match="its recompute frees nothing without that of another name"):
         pinned_policy([read_pin(r"attn\.exp=recompute")], small_model(), DEFAULT_ALLOW)
+
+
+def test_a_cell_without_operators_has_a_reason():
+    """It cannot be swapped operator by operator: an Identity in the place of an attention that the model lacks."""
+    model = small_model()
+    tree = model.captured.trees[0]
+    with_identity = replace(tree, children=(*tree.children, CellNode("cross", "Identity")))
+    trees = (with_identity,) * len(model.captured.trees)
+    model = StepModel(replace(model.captured, trees=trees), model.costs, model.settings)
+    with pytest.raises(PlanError, match=r"--pin cross=swap: has no effect in any layer: \S"):
+        pinned_policy([read_pin("cross=swap")], model, DEFAULT_ALLOW)

@@ -201,7 +201,7 @@ def make_plan(
         The plan; its `fits` is False if no policy fits the budget.
 
     Raises:
-        PlanError: the memory cannot be parsed, or a pin has no effect or contradicts another one.
+        PlanError: the memory cannot be parsed, a pin has no effect or contradicts another one, or `simple` with pins.
 
     Example:
         >>> step = mindswap.load_step("llama2_7b.yaml")
@@ -252,6 +252,8 @@ class StepPlanner:
         simple: bool = False,
     ) -> StepPlan:
         """Search a plan within a memory budget. Arguments, result and errors as of `make_plan`."""
+        if simple and self.allow.pinned:
+            raise PlanError("simple: its entries are whole cells, without pins\n    fix:     leave one of the two out")
         step = self.step
         problem = make_problem(step, memory, self.allow, objective)
         budget_bytes, source = find_budget(step, memory)

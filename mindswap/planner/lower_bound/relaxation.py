@@ -10,6 +10,7 @@ constraints that remain, so the optimum is a lower bound of the simulated step t
   step take place within the step;
 - names: swapping by a name moves all tensors that backward holds under it, and excludes recomputing the operators of
   that name;
+- pins: what the user has decided is decided (`pinned_layers`);
 - functions (operators without a name) are recomputed only with their whole cell, or one around it. No policy
   considered here excludes parts of a cell;
 - boundary tensors of the previous layer stay for recomputed operators that read them, and so do tensors read through
@@ -328,6 +329,10 @@ class _Layer:
 
         for tensor in tensor_graph.saved:
             program.add_constraint(available(tensor), -1)
+        for op in tensor_graph.always_recomputed:
+            program.add_constraint({recompute_share[op]: -1}, -1)
+        for tensor in tensor_graph.always_swapped:
+            program.add_constraint(dict.fromkeys(self.tensors[tensor][2:], -1), -1)
         for tensor in tensor_graph.freed_by_recompute - tensor_graph.outputs:
             program.add_constraint(
                 dict.fromkeys((*self.tensors[tensor][1:], recompute_share[tensor_graph.producers[tensor]]), 1), 1

@@ -70,6 +70,7 @@ class RecomputedCell:
     # is recomputed without the cell, backward holds the view, so the tensor is kept: no name swaps it
     views: frozenset[tuple[int, int]] = frozenset()
     of_weights: frozenset[int] = frozenset()  # freed outputs of operators that read weights only
+    path: str = ""  # of the cell below the layer; "" for the layer itself
 
     def recomputed_before(self, read_before: Set[int], tensor_graph: "TensorGraph") -> frozenset[int]:
         """Return the operators recomputed before the gap, given the tensors that backward reads before it.
@@ -123,6 +124,10 @@ class TensorGraph:
     # operators that are never recomputed because they read weights only (`simulator.segment_reader`)
     computed_once: frozenset[int] = frozenset()
     avoided_store_ns: int = 0  # upper limit of the stores that forward avoids if nothing holds its outputs
+    op_names: tuple[str, ...] = ()  # operators in the graph, without the producers of boundary inputs
+    # with pins (`pinned_layers`): operators that every policy recomputes, and tensors that every policy offloads
+    always_recomputed: frozenset[int] = frozenset()
+    always_swapped: frozenset[int] = frozenset()
 
     @property
     def inputs(self) -> dict[int, set[int]]:
@@ -260,10 +265,10 @@ def _build_tensor_graph(
     def tensors_held_by(node: Node) -> set[int]:
         """Return the tensors that an operator produces or is a holder of."""
         own_keys = ((node.name, index) for index in range(len(node.outputs)))
-        return {tensors[key] for key in (*own_keys, *_storages(graph, (node.name,))) if key in tensors}
+        return {tensors[key] for key in (*own_keys, *storages(graph, (node.name,))) if key in tensors}
 
     def read_by(node: Node) -> set[int]:
-        return {tensors[key] for key in _storages(graph, node.inputs) if key in tensors}
+        return {tensors[key] for key in storages(graph, node.inputs) if key in tensors}
 
     gathered = {tensors[name, index] for name, index in keys if is_gathering(graph.index.forward_nodes[name])}
     outputs = {tensor for node in kernels if node.layer_index != layer_index for tensor in read_by(node)}
@@ -337,6 +342,7 @@ def _build_tensor_graph(
         ),
         computed_once=_find_computed_once(model, layer_ops),
         avoided_store_ns=sum(avoided_store_ns[node.name] for node in layer_ops),
+        op_names=tuple(node.name for node in layer_ops),
     )
 
 
@@ -345,7 +351,7 @@ def _find_boundary_inputs(graph: Graph, layer_index: int) -> list[tuple[str, int
     readers: dict[tuple[str, int], set[int | None]] = {}
     for node in graph.forward:
         if is_kernel(node.op):
-            for key in _storages(graph, node.inputs):
+            for key in storages(graph, node.inputs):
                 readers.setdefault(key, set()).add(node.layer_index)
     saved_keys = {(entry.storage.name, entry.storage.output_index) for entry in classify_saved(graph)}
 
@@ -429,6 +435,7 @@ def _find_recomputed_cells(
             frozenset(with_inputs),
             frozenset(views.get(cell, ())),
             frozenset(freed - with_inputs),
+            cell,
         )
 
 
@@ -441,7 +448,7 @@ def _find_computed_once(model: StepModel, layer_ops: Sequence[Node]) -> frozense
     return frozenset(
         op
         for op, node in enumerate(layer_ops)
-        if not any(_storages(graph, node.inputs)) and not is_gathering(node) and constants.isdisjoint(node.inputs)
+        if not any(storages(graph, node.inputs)) and not is_gathering(node) and constants.isdisjoint(node.inputs)
     )
 
 
@@ -486,7 +493,7 @@ def _views(
                 continue
             cell = _function_cell(model, view)
             if cell is not None:
-                read = {tensors[key] for key in _storages(graph, (name,)) if key in tensors}
+                read = {tensors[key] for key in storages(graph, (name,)) if key in tensors}
                 views_of_cell.setdefault(cell, set()).update((op, tensor) for tensor in read)
     return views_of_cell
 
@@ -623,12 +630,12 @@ def _held_gathers(model: StepModel, layer_index: int) -> set[Label]:
     return held_by_recompute - held_anyway
 
 
-def _storages(graph: Graph, names: Iterable[str]) -> Iterable[tuple[str, int]]:
+def storages(graph: Graph, names: Iterable[str]) -> Iterable[tuple[str, int]]:
     """Yield (name, output index) of the storages of values; each member of a tuple."""
     for name in names:
         node = graph.index.forward_nodes.get(name)
         if node is not None and node.op == "MakeTuple":
-            yield from _storages(graph, node.inputs)
+            yield from storages(graph, node.inputs)
             continue
         storage = resolve_storage(graph, name)
         if storage.kind is StorageKind.ACTIVATION:

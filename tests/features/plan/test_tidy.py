@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.config.render import document_from_data
+from mindswap.errors import PlanError
 from mindswap.features.plan import StepPlanner, compact, planned_text
 from mindswap.features.plan.tidy import num_new_warnings, pinned_decisions, without_warnings
 from mindswap.planner.evaluate import evaluate
@@ -116,3 +117,8 @@ def test_a_plan_that_only_recomputes_says_why_swap_is_on(planner):
     assert "nothing is swapped: lists of layers in recompute_config need swap: True" in text
     _, plan = plan_of(planner, op_swap=(HEAVY,))
     assert "nothing is swapped" not in planned_text(planner.step, plan, "planned.yaml")
+
+
+def test_a_simple_plan_takes_no_pins(planner):
+    with pytest.raises(PlanError, match="simple: its entries are whole cells, without pins"):
+        StepPlanner(planner.step, pins=[Pin("attention", PinTreatment.KEEP)]).plan(simple=True)

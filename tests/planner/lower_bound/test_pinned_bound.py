@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from mindswap.errors import PlanError
+from mindswap.features.plan import StepPlanner
 from mindswap.planner.build_plan import BoundError, plan_of
+from mindswap.planner.catalog import Catalog
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_assignments import LayerAssignments
-from mindswap.planner.pins import Pin, PinTreatment, pinned_policy
+from mindswap.planner.lower_bound import least_budget_bytes
+from mindswap.planner.pins import Pin, PinTreatment, pinned_policy, read_pin
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
 from mindswap.planner.stage_problem import KEEP
@@ -19,9 +22,11 @@ from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.coverage import BASELINES, baseline_policy
 from mindswap.policy.model import Policy
 from mindswap.simulator.step_model import StepModel
-from tests.planner.models import small_model
+from tests.planner.lower_bound.test_no_policy_beats_it import random_choice
+from tests.planner.models import MB, small_model
 from tests.planner.test_budget_search import with_links
-from tests.strength import examples
+from tests.planner.test_checked_plans import recorded_step
+from tests.strength import examples, is_nightly
 
 UNLIMITED_BYTES = 2**50
 DISTANCES = (1, 2, 4)
@@ -87,6 +92,85 @@ def test_no_policy_with_the_pins_beats_the_bound_and_no_plan_is_below_it():
                 num_exact += 1
             num_binding += plan.lower_bound_ns > plan.unconstrained_ns
     assert num_binding >= 1 and num_exact >= 2, (num_binding, num_exact)
+
+
+def random_pins(step, chance: random.Random) -> list[Pin]:
+    """Return pins or bans of a cell below the first layer, and often of another cell or operator in it."""
+    tree = step.model.captured.trees[0]
+    paths = [".".join(path) for path, _ in tree.walk() if path]
+    cells = [cell.name for cell in tree.children if cell.children]
+    names = [chance.choice(cells), *chance.sample(paths, chance.choice((0, 1, 1)))]
+    return [Pin(exact_pattern(name), chance.choice(list(PinTreatment)), chance.choice((1, 20))) for name in names]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["qwen3_small", "qwen3_moe_small", *["deepseek_v3_small"] * is_nightly()])
+def test_no_policy_of_a_real_model_with_the_pins_beats_the_bound(name):
+    """Random policies that have random pins, each at the budget of its own peak."""
+    step, chance, num_tighter, num_pinned = recorded_step(name), random.Random(0), 0, 0
+    free = Planner(step.as_compiled_with_swap().model)
+    while num_pinned < examples(6, 150):
+        try:
+            planner = StepPlanner(step, pins=random_pins(step, chance)).planner
+        except PlanError:
+            continue
+        num_pinned += 1
+        rows = LayerAssignments(planner.model, planner.catalog)
+        for number in range(examples(3, 10)):
+            assignment = possible_choice(planner.catalog, chance) * bool(number)
+            evaluation = evaluate(problem_of(planner), rows.policy(assignment))
+            of_peak = problem_of(planner, evaluation.peak_bytes)
+            bound_ns, free_ns = planner.bound_ns(of_peak), free.bound_ns(replace(of_peak, allow=DEFAULT_ALLOW))
+            assert bound_ns is not None and bound_ns <= evaluation.step_time_ns, (planner.allow, assignment)
+            assert free_ns is not None and bound_ns >= free_ns - 1
+            least_bytes = least_budget_bytes(planner.bound_inputs, UNLIMITED_BYTES, planner.allow)
+            assert least_bytes <= evaluation.peak_bytes
+            num_tighter += bound_ns > free_ns + 1
+    assert num_tighter >= 3
+
+
+def possible_choice(catalog: Catalog, chance: random.Random) -> np.ndarray:
+    """Return a random assignment without full recompute, and without what a layer of another class has alone."""
+    assignment = random_choice(catalog, chance)
+    assignment[:, 0] = KEEP
+    freed = catalog.freed_bytes[list(catalog.layer_classes)]
+    is_possible = np.take_along_axis(freed, np.maximum(-assignment, 0)[:, :, None], axis=2)[:, :, 0] > 0
+    return np.where(is_possible, assignment, KEEP)
+
+
+@pytest.mark.parametrize(
+    ("texts", "slowest"),
+    [(["mlp=recompute"], True), (["attn=recompute", "mlp=keep"], True), (["mlp=keep"], False), ([], False)],
+)
+def test_what_is_pinned_to_recompute_is_in_the_bound(texts, slowest):
+    """With memory for everything, the bound is the step with the pins alone; it was the step without any policy."""
+    model = small_model(3)
+    pins = [read_pin(text) for text in texts]
+    pinned = model.with_fixed_policy(pinned_policy(pins, model, DEFAULT_ALLOW))
+    planner = Planner(pinned, Allow(pinned=tuple(pin.pattern for pin in pins)))
+    keep_ns = model.simulate(Policy()).step_time_ns
+    assert planner.bound_ns(problem_of(planner)) == pinned.simulate(Policy()).step_time_ns
+    assert (planner.bound_ns(problem_of(planner)) > keep_ns) == slowest
+
+
+def test_what_is_kept_needs_its_memory():
+    """The least memory with a ban is what its cell saves in each layer more than the least without it."""
+    model = small_model(3)
+    free = Planner(model)
+    pinned = model.with_fixed_policy(pinned_policy([read_pin("mlp=keep")], model, DEFAULT_ALLOW))
+    planner = Planner(pinned, Allow(pinned=("mlp",)))
+    least = [least_budget_bytes(each.bound_inputs, UNLIMITED_BYTES, each.allow) for each in (free, planner)]
+    assert least[1] > least[0] + 2 * MB
+    best = planner.plan(problem_of(planner, least[0]))
+    assert best.least_budget_bytes == least[1] <= best.peak_bytes and not best.fits
+
+
+def test_the_link_carries_what_is_pinned_to_swap():
+    """Three layers with one tensor each that needs 100 us in both directions, and work of a few us."""
+    model = small_model(3)
+    pinned = model.with_fixed_policy(pinned_policy([read_pin(r"attn\.exp=swap")], model, DEFAULT_ALLOW))
+    planner = Planner(pinned, Allow(pinned=(r"attn\.exp",)))
+    assert planner.bound_ns(problem_of(planner)) >= 3 * 100_000 > model.simulate(Policy()).step_time_ns
 
 
 @pytest.mark.parametrize("treatment", PinTreatment)
