@@ -40,7 +40,11 @@ ADAM = (
     "G>f! F>f G>f ff>f f>F "  # first moment
     "F>f fff>f f>F "  # second moment
     "f>f f>f f>f "  # corrected, its root, eps
-    "ff>f f>f ff>f f>w! w>W"  # the step
+    "ff>f f>f ff>f f>w! w>W",  # the step
+    "F>f f>f Gf>F "  # first moment: copied, times beta1, sum
+    "F>f f>f fG>F "  # second moment: copied, times beta2, sum of it and the square
+    "W>f "  # weight decay
+    "F>f F>f fff>W",  # both moments copied, the step
 )
 
 
@@ -87,13 +91,9 @@ def overflow_ns(parameters: Iterable[Parameter], settings: StepSettings, device:
 def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
     """Return the time of the optimizer's kernels, in ns."""
     states = find_states(settings.optimizer)
-    kernels = ADAM if is_optimized_by_operators(settings) else f"WG{states}>W{states}"
+    is_operators = settings.optimizer in UNFUSED_OPTIMIZERS
+    kernels = ADAM[settings.is_fused] if is_operators else f"WG{states}>W{states}"
     return _of_gradients_ns(kernels, parameters, settings, device)
-
-
-def is_optimized_by_operators(settings: StepSettings) -> bool:
-    """Return whether the optimizer runs as many operators and not as one kernel per weight."""
-    return settings.optimizer in UNFUSED_OPTIMIZERS and not settings.is_fused
 
 
 def move_states_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
