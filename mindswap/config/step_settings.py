@@ -65,6 +65,7 @@ class StepSettings:
     has_interleaved_halves: bool = False  # layers alternate between two halves of the batch (`fine_grain_interleave`)
     is_newer: bool = False  # a newer model of MindFormers (`use_legacy: False`)
     is_head_sharded: bool = False  # over data parallel ranks, too (`shards_head_over_data`)
+    is_launched_at_once: bool = False  # jit_level O2: the host launches the whole graph, not each kernel
     pool_limit_bytes: int = 0  # size to which `max_device_memory` lets MindSpore's pool grow; 0 without a limit
 
     @property
@@ -184,6 +185,7 @@ def read_step_settings(document: Document) -> StepSettings:
         is_rate_constant=_is_rate_constant(document),
         has_interleaved_halves=has_interleaved_halves(document),
         is_newer=not document.is_legacy,
+        is_launched_at_once=document.value("context", "jit_config", "jit_level") == "O2",
         pool_limit_bytes=read_pool_limit(document),
     )
 

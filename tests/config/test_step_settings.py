@@ -139,6 +139,11 @@ def test_layers_compute_in_halves_beside_tensor_parallel_of_legacy_models(text, 
     assert read(text).has_interleaved_halves is expected
 
 
+@pytest.mark.parametrize(("level", "at_once"), [("O0", False), ("O1", False), ("O2", True)])
+def test_the_graph_is_launched_at_once_at_o2(level, at_once):
+    assert read(f"{{context: {{jit_config: {{jit_level: {level}}}}}}}").is_launched_at_once is at_once
+
+
 def test_other_settings():
     text = """
     optimizer: {type: Adam, swap: True}

@@ -151,6 +151,7 @@ class Device:
     # elements per second of kernels bound by the vector units, by kind (`graph.ops`); 0 if they are memory bound
     vector_rates: Mapping[str, int]
     op_latency_ns: Mapping[str, int]  # fixed cost of an operator, by kind
+    launch_ns: int  # host time to launch a kernel; 0 if the host is always ahead of the device
     memory_bytes: int
     usable_memory_bytes: int
     margin_permille: int

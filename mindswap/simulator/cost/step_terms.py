@@ -88,12 +88,23 @@ def overflow_ns(parameters: Iterable[Parameter], settings: StepSettings, device:
     return _of_gradients_ns(OVERFLOW, parameters, settings, device)
 
 
-def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
-    """Return the time of the optimizer's kernels, in ns."""
+def optimize_ns(parameters: Sequence[Parameter], settings: StepSettings, device: Device) -> int:
+    """Return the time of the optimizer, in ns.
+
+    The host reads the overflow flag of the device before it launches the optimizer (`if not overflow:` of MindFormers'
+    wrapper cells), so the device waits where an update takes less time than its launches. In forward and backward the
+    host is ahead (docs/internals/simulator.md#steps-below-21-s).
+    """
     states = find_states(settings.optimizer)
     is_operators = settings.optimizer in UNFUSED_OPTIMIZERS
     kernels = ADAM[settings.is_fused] if is_operators else f"WG{states}>W{states}"
-    return _of_gradients_ns(kernels, parameters, settings, device)
+    launch_ns = 0 if settings.is_launched_at_once else device.launch_ns * len(kernels.split())
+    if not launch_ns:
+        return _of_gradients_ns(kernels, parameters, settings, device)
+    end_ns = 0
+    for count, parameter in enumerate(parameters, start=1):
+        end_ns = max(end_ns + _of_gradients_ns(kernels, [parameter], settings, device), count * launch_ns)
+    return end_ns
 
 
 def move_states_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:

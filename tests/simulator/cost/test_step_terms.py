@@ -89,6 +89,18 @@ def test_adamw_fused_by_the_compiler_is_ten_kernels():
     assert optimize_ns([HALF], FUSED, cached) == 18_875 + 14_681
 
 
+def test_updates_of_small_weights_wait_for_their_launches():
+    # An update takes 48,235 ns on the device, its ten launches 10 or 60 us: three times the one, or the other.
+    assert optimize_ns([HALF] * 3, FUSED, device(launch_ns=1000)) == 3 * 48_235
+    assert optimize_ns([HALF] * 3, FUSED, device(launch_ns=6000)) == 180_000
+    # The last launch is at 5,100 ns; the updates before it take longer.
+    assert optimize_ns([HALF], FUSED, device(launch_ns=510)) == 48_235
+    # One kernel of 12,583 ns; a graph that is launched at once.
+    assert optimize_ns([HALF] * 2, step_settings(optimizer="FusedAdamW"), device(launch_ns=6000)) == 2 * 12_583
+    at_once = step_settings(is_fused=True, is_launched_at_once=True)
+    assert optimize_ns([HALF] * 3, at_once, device(launch_ns=6000)) == optimize_ns([HALF] * 3, FUSED, GENERIC)
+
+
 def test_adamw_as_single_operations():
     # To float32 6, decay 8, first moment 8 + 8 + 12 + 8, second 8 + 16 + 8, corrected 3 x 8, step 12 + 8 + 12,
     # to float16 6, assigned 4: 148 bytes for 2^19 numbers, by 17 kernels.
