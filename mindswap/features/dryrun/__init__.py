@@ -6,36 +6,32 @@ and reports compare both.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from mindswap.config.nodes import Document
 from mindswap.config.step_settings import StepSettings, read_step_settings
-from mindswap.errors import GraphError, LaunchError, SimulationError
+from mindswap.errors import LaunchError
 from mindswap.features.dryrun.backend import StatusCallback, refuse_graph_engine
 from mindswap.features.dryrun.cann_stand_ins import has_cann, stub_libraries
 from mindswap.features.dryrun.depths import (
     MAX_EXACT_LAYERS,
     MAX_EXACT_S,
     DryRunOptions,
-    ReducedModel,
     Reduction,
     choose_micro_batches,
-    choose_reduction,
     full_model,
-    layer_classes_of,
     requested_models,
-    requested_reduction,
 )
 from mindswap.features.dryrun.memory_pool import DryRun
+from mindswap.features.dryrun.model_choice import ChosenModels, ModelChoice, Simulation
 from mindswap.features.dryrun.page import standalone_curve
 from mindswap.features.dryrun.rank_runs import RankRun, RankRuns, run_folder
 from mindswap.features.dryrun.report import describe_basis, dry_run_to_json, format_dry_run
 from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun, stage_run
 from mindswap.features.simulate import LoadedStep
 from mindswap.policy.formats.mindformers2.tables import refuse_pynative
-from mindswap.policy.model import Policy
 from mindswap.report.html import in_notebook
 from mindswap.rules.checker import check_document, policy_of, require_num_layers
 from mindswap.rules.machine.software import require_mindformers
@@ -118,13 +114,13 @@ def run_stages(
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
     full = full_model(settings, num_layers)
     requested = requested_models(settings, num_layers, options.layers)
-    simulation = _Simulation(load)
+    simulation = Simulation(load)
     count = None
     if not options.is_full and document.count("micro_batch_interleave_num") == 1:
         count = choose_micro_batches(settings, num_layers, lambda number: simulation.simulate(None, number))
     with run_folder(options.folder) as folder:
         runs = RankRuns(document, settings, full, count, options.num_jobs, report_status, folder)
-        chosen = _Choice(options, runs, policy, simulation, counts_fragments).choose(requested)
+        chosen = ModelChoice(options, runs, policy, simulation, counts_fragments).choose(requested)
         if not has_cann():
             report_status("making stand-ins for CANN, or taking those that are there")
             stub_libraries()
@@ -155,97 +151,8 @@ def run_stages(
     )
 
 
-@dataclass(eq=False)
-class _Simulation:
-    """The simulated step, loaded and simulated when it is needed, and the reasons why it cannot be simulated."""
-
-    load: Callable[[], LoadedStep] | None
-    reasons: dict[str, None] = field(default_factory=dict)
-    _step: LoadedStep | None = None
-    _reports: dict[tuple[tuple[int, ...] | None, int | None], SimulationReport | None] = field(default_factory=dict)
-
-    def step(self) -> LoadedStep | None:
-        """Return the loaded step; None if it cannot be simulated."""
-        if self._step is None and self.load is not None and not self.reasons:
-            try:
-                self._step = self.load()
-            except (GraphError, SimulationError) as error:
-                self._add_reason(error)
-        return self._step
-
-    def simulate(self, layer_indices: tuple[int, ...] | None, count: int | None) -> SimulationReport | None:
-        """Simulate the step with some layers and micro-batches, or all of them (None); None if it is not possible."""
-        key, step = (layer_indices, count), self.step()
-        if key not in self._reports and step is not None:
-            try:
-                self._reports[key] = step.truncated(layer_indices, count).simulate().report()
-            except (GraphError, SimulationError) as error:
-                self._add_reason(error)
-        return self._reports.get(key)
-
-    def _add_reason(self, error: Exception) -> None:
-        self.reasons[f"not simulated: {str(error).splitlines()[0]}"] = None
-
-
-class _Chosen(NamedTuple):
-    """Models to run."""
-
-    models: tuple[ReducedModel, ...]  # all ranks run these, but those of long stages if there is a reduction
-    reduction: Reduction | None
-    notes: tuple[str, ...] = ()
-    is_requested: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class _Choice:
-    """Choice of the models to run."""
-
-    options: DryRunOptions
-    runs: RankRuns
-    policy: Policy
-    simulation: _Simulation
-    counts_fragments: bool
-
-    def choose(self, requested: list[ReducedModel]) -> _Chosen:
-        """Return the models to run: those that are requested, all layers, or a reduction for long stages."""
-        full = self.runs.full
-        if requested:
-            reduction = requested_reduction(requested, full, self._simulate)
-            notes = () if reduction or full in requested else (_truncated_note(requested[0], full),)
-            return _Chosen(tuple(requested), reduction, notes, is_requested=True)
-        if self.options.is_full or max(full.stage_layers) <= MAX_EXACT_LAYERS:
-            return _Chosen((full,), None)
-        reduction, reason = self._reduction()
-        if reason:
-            return _Chosen((full,), None, (f"{reason}: all layers were run",))
-        return _Chosen((full,), reduction)
-
-    def _reduction(self) -> tuple[Reduction | None, str]:
-        """Return an accepted reduction, or the reason why there is none."""
-        if self.counts_fragments:
-            return None, "fragmentation cannot be extrapolated"
-        step = self.simulation.step()
-        if step is None:
-            return None, "without a simulation no extrapolation can be checked"
-        self.runs.report_status("simulating reduced models, to choose those to run")
-        layer_classes = layer_classes_of(self.policy, step.model.captured.sample.layer_map)
-        reduction = choose_reduction(self.runs.settings, layer_classes, self._simulate, MAX_EXACT_LAYERS)
-        if reduction is None or reduction.error is None:
-            return None, "no two short models have the layers of each class in the same proportions"
-        models = (reduction.low, reduction.high)
-        if not reduction.is_accepted:
-            depths = " and ".join(str(model.num_layers) for model in models)
-            return None, f"the simulator's best extrapolation, from {depths} layers, is {reduction.error:.1%} off"
-        if not all(self.runs.has_same_policy(model, self.policy) for model in models):
-            return None, "a shorter configuration would swap or recompute differently"
-        return reduction, ""
-
-    def _simulate(self, layer_indices: tuple[int, ...] | None) -> SimulationReport | None:
-        return self.simulation.simulate(layer_indices, None if layer_indices is None else self.runs.num_micro_batches)
-
-
 def _run(
-    runs: RankRuns, ranks: tuple[int, ...], chosen: _Chosen, simulate: Callable[[], SimulationReport | None]
+    runs: RankRuns, ranks: tuple[int, ...], chosen: ChosenModels, simulate: Callable[[], SimulationReport | None]
 ) -> SimulationReport | None:
     """Run all ranks; first the reduced models, if there are any, and then all layers where that does not take long."""
     reduction = chosen.reduction
@@ -271,13 +178,6 @@ def _stage_run(runs: RankRuns, rank: int, reduction: Reduction | None) -> StageR
         task.model.stage_layers[stage]: dry_run for task, dry_run in runs.results.items() if task.rank == rank
     }
     return stage_run(stage, runs.full.stage_layers[stage], by_layers, reduction)
-
-
-def _truncated_note(model: ReducedModel, full: ReducedModel) -> str:
-    return (
-        f"{model.num_layers} of {full.num_layers} layers were run: all figures are of those alone, and nothing is "
-        "compared"
-    )
 
 
 def _notes(count: int | None, num_micro_batches: int) -> tuple[str, ...]:
