@@ -1,4 +1,4 @@
-from launch_bound import launched_end_ns, optimizer_wait_ns
+from launch_bound import launched_end_ns
 
 from tests.simulator.builders import program_of
 
@@ -23,10 +23,3 @@ def test_a_collective_takes_the_host_its_own_time():
     assert launched_end_ns(program_of("F10 C5@0 B10@1"), 2, 30) == 47
     # Nothing waits for it: compute 2-12 and 34-44.
     assert launched_end_ns(program_of("F10 C5@0 B10"), 2, 30) == 44
-
-
-def test_updates_of_small_weights_wait_for_their_launches():
-    # Launched at 10, 20, 30. The device ends at 10, then at max(10 + 25, 20) = 35 and max(35 + 1, 30) = 36: 27 of work.
-    assert optimizer_wait_ns([1, 25, 1], 10) == 9
-    assert optimizer_wait_ns([1, 1, 1], 10) == 27
-    assert optimizer_wait_ns([], 10) == 0

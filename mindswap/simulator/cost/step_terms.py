@@ -7,6 +7,7 @@ are fused (`clusterable_ops_with_level_dvm` of graph_kernel_cluster.cc has all o
 """
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from mindswap.config.step_settings import StepSettings
 from mindswap.simulator.cost.hardware import Device
@@ -35,16 +36,17 @@ SCALE_SUMS = ("W>w w>W", "W>W")
 CLEAR_SUMS = ("W>b b>w w>w w>W", "W>W")
 CLIP = ("G>g g> G>f! f>f f>G!", "G> G>G")
 OVERFLOW = "G>"
+# Of one weight, in the order of execution of a dry run (docs/internals/notes.md#launches-of-a-step).
 ADAM = (
     "W>f! f>f "  # weight decay
-    "G>f! F>f G>f ff>f f>F "  # first moment
-    "F>f fff>f f>F "  # second moment
-    "f>f f>f f>f "  # corrected, its root, eps
+    "G>f! G>f F>f f>f ff>f f>F "  # first moment: copied, times beta1, sum with the gradient times 1 - beta1
+    "F>f f>f fff>f f>F "  # second moment: copied, times beta2, sum with the square
+    "F>f F>f f>f f>f f>f "  # both moments copied, the second corrected, its root, eps
     "ff>f f>f ff>f f>w! w>W",  # the step
     "F>f f>f Gf>F "  # first moment: copied, times beta1, sum
     "F>f f>f fG>F "  # second moment: copied, times beta2, sum of it and the square
     "W>f "  # weight decay
-    "F>f F>f fff>W",  # both moments copied, the step
+    "F>f F>f fff>F f>W!",  # both moments copied, the step
 )
 
 
@@ -88,7 +90,7 @@ def overflow_ns(parameters: Iterable[Parameter], settings: StepSettings, device:
     return _of_gradients_ns(OVERFLOW, parameters, settings, device)
 
 
-def optimize_ns(parameters: Sequence[Parameter], settings: StepSettings, device: Device) -> int:
+def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
     """Return the time of the optimizer, in ns.
 
     The host reads the overflow flag of the device before it launches the optimizer (`if not overflow:` of MindFormers'
@@ -98,12 +100,16 @@ def optimize_ns(parameters: Sequence[Parameter], settings: StepSettings, device:
     states = find_states(settings.optimizer)
     is_operators = settings.optimizer in UNFUSED_OPTIMIZERS
     kernels = ADAM[settings.is_fused] if is_operators else f"WG{states}>W{states}"
-    launch_ns = 0 if settings.is_launched_at_once else device.launch_ns * len(kernels.split())
-    if not launch_ns:
-        return _of_gradients_ns(kernels, parameters, settings, device)
-    end_ns = 0
-    for count, parameter in enumerate(parameters, start=1):
-        end_ns = max(end_ns + _of_gradients_ns(kernels, [parameter], settings, device), count * launch_ns)
+    updates = [
+        _work_of(kernels, weight, settings.num_optimizer_shards, device, settings.is_accumulating)
+        for weight in parameters
+    ]
+    if settings.is_launched_at_once or not device.launch_ns:
+        return _duration_ns(updates, device)
+    end_ns = launched_ns = 0
+    for update in updates:
+        launched_ns += update.num_kernels * device.launch_ns
+        end_ns = max(end_ns + _duration_ns([update], device), launched_ns)
     return end_ns
 
 
@@ -149,28 +155,44 @@ def _kernels_ns(
     device: Device,
     are_gradients_like_weights: bool = False,
 ) -> int:
-    """Return the time of kernels for every weight, in ns, rounded up once.
+    """Return the time of kernels for every weight, in ns, rounded up once."""
+    work = [_work_of(kernels, weight, num_shards, device, are_gradients_like_weights) for weight in parameters]
+    return _duration_ns(work, device)
 
-    Tensors in device memory move at its bandwidth, temporaries at that of the cache if the kernel's
-    tensors fit in it.
-    """
+
+class _Work(NamedTuple):
+    """Work of the kernels of one weight."""
+
+    far_bytes: int  # read from or written to device memory
+    near_bytes: int  # temporaries in the cache
+    num_kernels: int
+
+
+def _work_of(
+    kernels: str, parameter: Parameter, num_shards: int, device: Device, are_gradients_like_weights: bool
+) -> _Work:
+    """Measure the work of the kernels of a weight: temporaries are in the cache if the kernel's tensors fit in it."""
     far_bytes = near_bytes = num_kernels = 0
-    for parameter in parameters:
-        shards = num_parameter_shards(parameter, num_shards)
-        elements = ceil_div(parameter.num_elements, shards)
-        width = parameter.size_bytes // max(parameter.num_elements, 1)
-        widths = {"F": FLOAT32_BYTES, "W": width, "G": width if are_gradients_like_weights else FLOAT32_BYTES, "B": 1}
-        for kernel in kernels.split():
-            letters = [letter for letter in kernel if letter.isalpha()]
-            sizes = [widths[letter.upper()] for letter in letters]
-            if kernel.endswith("!") and len(set(sizes)) == 1:
-                continue
-            moved = sum(sizes) * elements
-            near = sum(size for letter, size in zip(letters, sizes, strict=True) if letter.islower()) * elements
-            near_bytes += near if moved <= device.cache_bytes else 0
-            far_bytes += moved - (near if moved <= device.cache_bytes else 0)
-            num_kernels += 1
+    elements = ceil_div(parameter.num_elements, num_parameter_shards(parameter, num_shards))
+    width = parameter.size_bytes // max(parameter.num_elements, 1)
+    widths = {"F": FLOAT32_BYTES, "W": width, "G": width if are_gradients_like_weights else FLOAT32_BYTES, "B": 1}
+    for kernel in kernels.split():
+        letters = [letter for letter in kernel if letter.isalpha()]
+        sizes = [widths[letter.upper()] for letter in letters]
+        if kernel.endswith("!") and len(set(sizes)) == 1:
+            continue
+        moved = sum(sizes) * elements
+        near = sum(size for letter, size in zip(letters, sizes, strict=True) if letter.islower()) * elements
+        near_bytes += near if moved <= device.cache_bytes else 0
+        far_bytes += moved - (near if moved <= device.cache_bytes else 0)
+        num_kernels += 1
+    return _Work(far_bytes, near_bytes, num_kernels)
+
+
+def _duration_ns(work: Sequence[_Work], device: Device) -> int:
+    """Return the time of the kernels of some weights on the device, in ns, rounded up once."""
     bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_permille
-    far_ns = ceil_div(far_bytes * NS_PER_S * 1000, bandwidth)
+    near_bytes = sum(each.near_bytes for each in work)
+    far_ns = ceil_div(sum(each.far_bytes for each in work) * NS_PER_S * 1000, bandwidth)
     near_ns = ceil_div(near_bytes * NS_PER_S, device.cache_bandwidth_bytes_per_s) if near_bytes else 0
-    return far_ns + near_ns + num_kernels * device.op_latency_ns["vector"]
+    return far_ns + near_ns + sum(each.num_kernels for each in work) * device.op_latency_ns["vector"]
