@@ -66,6 +66,8 @@ class StepSettings:
     is_newer: bool = False  # a newer model of MindFormers (`use_legacy: False`)
     is_head_sharded: bool = False  # over data parallel ranks, too (`shards_head_over_data`)
     is_launched_at_once: bool = False  # jit_level O2: the host launches the whole graph, not each kernel
+    plans_memory: bool = False  # MindSpore plans the addresses of all tensors of the step before it (SOMAS)
+    pool_block_bytes: int = 0  # smallest block of MindSpore's pool (`mempool_block_size`); 0 for its default
     pool_limit_bytes: int = 0  # size to which `max_device_memory` lets MindSpore's pool grow; 0 without a limit
 
     @property
@@ -141,6 +143,7 @@ def read_step_settings(document: Document) -> StepSettings:
         num_micro_batches = document.count("parallel_config", "micro_batch_num")
     else:
         num_micro_batches = document.count("runner_config", "gradient_accumulation_steps")
+    num_sequences = document.count("parallel_config", SEQUENCE_KEY) if pipeline.num_stages > 1 else 1
     is_accumulating = num_micro_batches > 1
     data_parallel = document.count("parallel_config", "data_parallel") if document.is_parallel else 1
     sharding = read_weight_sharding(document)
@@ -167,7 +170,7 @@ def read_step_settings(document: Document) -> StepSettings:
         expert_parallel=document.count("parallel_config", "expert_parallel"),
         is_head_sharded=shards_head_over_data(document),
         pipeline=pipeline,
-        num_sequences=document.count("parallel_config", SEQUENCE_KEY) if pipeline.num_stages > 1 else 1,
+        num_sequences=num_sequences,
         optimizer=optimizer if isinstance(optimizer, str) else DEFAULT_OPTIMIZER,
         sharding=sharding,
         is_accumulator_sharded=shard_sum is True or level in ("level2", "level3"),
@@ -186,6 +189,10 @@ def read_step_settings(document: Document) -> StepSettings:
         has_interleaved_halves=has_interleaved_halves(document),
         is_newer=not document.is_legacy,
         is_launched_at_once=document.value("context", "jit_config", "jit_level") == "O2",
+        # SOMAS plans no graph with dynamic shapes, and positions of the pieces of a sequence are tensors (`DoSomas` of
+        # ascend_kernel_executor.cc, `IsSupportSomas` of somas.cc; mindspore 2.9.0).
+        plans_memory=document.value("context", "memory_optimize_level") == "O1" and num_sequences == 1,
+        pool_block_bytes=read_pool_block(document),
         pool_limit_bytes=read_pool_limit(document),
     )
 
@@ -286,6 +293,15 @@ def read_pool_limit(document: Document) -> int:
     """Return the size to which `max_device_memory` lets MindSpore's pool grow, in bytes; 0 if it sets none."""
     limit = read_device_memory(document)
     return limit.size_bytes if limit is not None and limit.size_bytes <= LARGEST_LIMIT_BYTES else 0
+
+
+def read_pool_block(document: Document) -> int:
+    """Return the smallest block that MindSpore's pool takes from the device, in bytes; 0 if the file sets none.
+
+    Source: `SetMemPoolBlockSize` of abstract_ascend_memory_pool_support.cc of mindspore 2.9.0.
+    """
+    value = document.value("context", "mempool_block_size")
+    return int(Decimal(value[:-2]) * 2**30) if is_device_memory(value) else 0
 
 
 def read_device_memory(document: Document) -> DeviceMemory | None:

@@ -4,13 +4,11 @@ An interval is live from its begin to just before its end: memory that is freed 
 the same time.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from mindswap.errors import SimulationError
-from mindswap.simulator.memory_pool import Buffer, MemoryPool
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind
 from mindswap.simulator.timeline import MemoryProfile, Timeline
 
@@ -98,39 +96,6 @@ def peak_memory(timeline: Timeline) -> np.ndarray:
         )  # frees before allocations
         peak_bytes[stage] = np.cumsum(changes_bytes[in_order], dtype=np.int64).max(initial=0)
     return peak_bytes
-
-
-def replay_memory_pool(timeline: Timeline, stage: int, persistent_bytes: Sequence[int]) -> int:
-    """Replay the allocations of a stage in MindSpore's pool without virtual memory.
-
-    Args:
-        timeline: a simulated step.
-        stage: pipeline stage.
-        persistent_bytes: sizes of what stays: weights, optimizer states, accumulated gradients, constants.
-
-    Returns:
-        Peak with fragments in bytes, as `MemoryPool.actual_bytes`.
-
-    Raises:
-        SimulationError: see `interval_times`.
-    """
-    intervals = timeline.program.intervals
-    begin_ns, end_ns = interval_times(timeline)
-    selected = np.flatnonzero((intervals.stage == stage) & (begin_ns < end_ns) & (intervals.size_bytes > 0))
-    times_ns = np.concatenate((end_ns[selected], begin_ns[selected]))
-    order = np.argsort(times_ns, kind="stable")  # at equal times, frees precede allocations
-    sizes_bytes = intervals.size_bytes[selected].tolist()
-    pool = MemoryPool()
-    for size_bytes in persistent_bytes:
-        pool.allocate(size_bytes, is_persistent=True)
-    buffers: dict[int, Buffer] = {}
-    for position in order.tolist():
-        number = position % len(selected)
-        if position < len(selected):
-            pool.release(buffers.pop(number))
-        else:
-            buffers[number] = pool.allocate(sizes_bytes[number])
-    return pool.actual_bytes
 
 
 def profile_memory(timeline: Timeline, stage: int) -> MemoryProfile:

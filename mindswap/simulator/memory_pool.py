@@ -13,7 +13,8 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 # A block that the device gives is one unit, or twice, four times, ... as much where the tensor is larger
-# (CalMemBlockAllocSize); weights, states and accumulated gradients come from a pool of their own.
+# (CalMemBlockAllocSize). Weights, states and accumulated gradients have one block of their own, then they are in the
+# blocks of all tensors.
 UNIT_BYTES = 2 << 30
 PERSISTENT_UNIT_BYTES = 1 << 30
 ALIGNMENT_BYTES = 512  # kDynamicMemAlignSize
@@ -55,9 +56,10 @@ class _Allocator:
 class MemoryPool:
     """The pool of one device; memory is allocated and released in the order of the step."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit_bytes: int = UNIT_BYTES) -> None:
+        """Create an empty pool; `unit_bytes` is the smallest block that it takes from the device."""
         self._blocks: list[_Block] = []
-        self._common, self._persistent = _Allocator(UNIT_BYTES), _Allocator(PERSISTENT_UNIT_BYTES)
+        self._common, self._persistent = _Allocator(unit_bytes), _Allocator(PERSISTENT_UNIT_BYTES)
         self._owner: list[_Allocator] = []  # allocator of each block
         self._free_at: dict[tuple[int, int], Buffer] = {}  # (block, address) -> free buffer that begins there
         self._free_to: dict[tuple[int, int], Buffer] = {}  # (block, address) -> free buffer that ends there
@@ -87,7 +89,7 @@ class MemoryPool:
         return (
             self._find(first, size_bytes)
             or (self._find(self._common, size_bytes) if is_persistent else None)
-            or self._expand(first, size_bytes)
+            or self._expand(self._common, size_bytes)
         )
 
     def release(self, buffer: Buffer) -> None:

@@ -19,12 +19,15 @@ from mindswap.policy.resolve import has_swaps, layer_key, with_recompute_only
 from mindswap.simulator.captured_step import CapturedStep, list_caveats
 from mindswap.simulator.compiled_layers import CompiledLayers
 from mindswap.simulator.cost.cost_table import CostTable
-from mindswap.simulator.cost.static_memory import StaticMemory, communication_bytes, parameter_tensors
+from mindswap.simulator.cost.static_memory import StaticMemory, communication_bytes
 from mindswap.simulator.cost.transfer import collective_ns, copy_ns, send_ns
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import Block
 from mindswap.simulator.layout import StageLayout, build_stage_layout
-from mindswap.simulator.memory import peak_memory, replay_memory_pool
+from mindswap.simulator.memory import peak_memory
+from mindswap.simulator.memory_pool import UNIT_BYTES
+from mindswap.simulator.memory_replay import StageAllocations, replay_memory_pool
+from mindswap.simulator.optimizer_allocations import final_gradients, optimizer_allocations, persistent_tensors
 from mindswap.simulator.partition import BlockBuilder
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import Program
@@ -225,23 +228,25 @@ class StepModel:
 
         The allocations of the simulated step are replayed in MindSpore's memory pool.
         """
-        if not self.costs.device.leaves_fragments:
+        if not self.costs.device.leaves_fragments or self.settings.plans_memory:
             return simulated.peaks_bytes
         return tuple(
-            replay_memory_pool(simulated.timeline, stage, [*self._weight_tensors(stage), static.constant_bytes])
-            + static.workspace_bytes
+            replay_memory_pool(simulated.timeline, stage, self._allocations(stage)) + static.workspace_bytes
             for stage, static in enumerate(simulated.static)
         )
 
-    def _weight_tensors(self, stage: int) -> list[int]:
-        """Sizes of weights, optimizer states and accumulated gradients of a stage."""
-        tensors = (parameter_tensors(parameter, self.settings) for parameter in self.weights.parameters[stage])
-        return [
-            size_bytes
-            for each in tensors
-            for size_bytes in (each.weight_bytes, *each.state_bytes, each.accumulator_bytes)
-            if size_bytes
-        ]
+    def _allocations(self, stage: int) -> StageAllocations:
+        """Return the memory of a stage that is not in the program."""
+        parameters = self.weights.parameters[stage]
+        trained = [weight for weight in parameters if weight.is_trained]
+        gradients = final_gradients(trained, self.weights.rule, self.settings)
+        tensors = persistent_tensors(parameters, self.settings)
+        return StageAllocations(
+            persistent_bytes=[self.static[stage].constant_bytes, *tensors],
+            gradients=gradients,
+            optimizer=tuple(optimizer_allocations(trained, gradients, self.settings)),
+            block_bytes=self.settings.pool_block_bytes or UNIT_BYTES,
+        )
 
     def program(self, policy: Policy) -> Program:
         """Build operators, copies and memory intervals of a step under a policy.

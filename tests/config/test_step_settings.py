@@ -144,6 +144,27 @@ def test_the_graph_is_launched_at_once_at_o2(level, at_once):
     assert read(f"{{context: {{jit_config: {{jit_level: {level}}}}}}}").is_launched_at_once is at_once
 
 
+@pytest.mark.parametrize(
+    ("context", "pieces", "expected"),
+    [
+        ("memory_optimize_level: O1", 1, True),
+        ("memory_optimize_level: O1", 4, False),  # shapes are dynamic
+        ("memory_optimize_level: O0", 1, False),
+        ("mode: 0", 1, False),
+    ],
+)
+def test_mindspore_plans_the_memory_of_a_step(context, pieces, expected):
+    text = f"{{context: {{{context}}}, parallel_config: {{pipeline_stage: 2, seq_split_num: {pieces}}}}}"
+    assert read(text).plans_memory is expected
+
+
+@pytest.mark.parametrize(
+    ("value", "size_bytes"), [("52.5GB", 105 * 2**29), ("1GB", 2**30), ("52.5 GB", 0), ("52", 0), ("null", 0)]
+)
+def test_blocks_of_the_memory_pool(value, size_bytes):
+    assert read(f"{{context: {{mempool_block_size: {value}}}}}").pool_block_bytes == size_bytes
+
+
 def test_other_settings():
     text = """
     optimizer: {type: Adam, swap: True}

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,9 @@ def test_a_block_is_one_unit_or_a_power_of_two_of_it():
     assert pool.reserved_bytes == UNIT_BYTES + (8 << 30)
     pool.allocate(1, is_persistent=True)
     assert pool.reserved_bytes == UNIT_BYTES + (8 << 30) + PERSISTENT_UNIT_BYTES
+    pool = MemoryPool(5 << 30)
+    pool.allocate(1)
+    assert pool.reserved_bytes == 5 << 30
 
 
 def test_the_smallest_free_buffer_that_is_large_enough_is_used():
@@ -74,6 +78,18 @@ def test_weights_use_free_memory_of_the_common_pool_before_a_new_block():
     assert pool.actual_bytes == 1101 * MIB
 
 
+def test_weights_have_one_block_of_their_own():
+    pool = MemoryPool()
+    pool.allocate(MIB)
+    pool.allocate(1000 * MIB, is_persistent=True)
+    # The block of tensors has 2047 MiB left, then 47; the next block is one for all, of two units.
+    pool.allocate(2000 * MIB, is_persistent=True)
+    shared = pool.allocate(100 * MIB, is_persistent=True)
+    assert pool.reserved_bytes == PERSISTENT_UNIT_BYTES + 2 * UNIT_BYTES
+    tensor = pool.allocate(100 * MIB)
+    assert (tensor.block, tensor.address) == (shared.block, shared.address + 100 * MIB)
+
+
 @pytest.mark.parametrize(("size_bytes", "taken_bytes"), [(0, 512), (1, 512), (512, 512), (513, 1024)])
 def test_sizes_are_multiples_of_512_bytes(size_bytes, taken_bytes):
     pool = MemoryPool()
@@ -87,3 +103,5 @@ def test_a_simulated_step_is_replayed_on_a_device_that_maps_no_pages():
     step.costs = CostTable(load_device("atlas_800t_a2", {"fragments": "0.09"}))
     for actual_bytes, peak_bytes in zip(step.actual_peaks_bytes(simulated), simulated.peaks_bytes, strict=True):
         assert peak_bytes <= actual_bytes < 2 * peak_bytes
+    step.settings = replace(step.settings, plans_memory=True)
+    assert step.actual_peaks_bytes(simulated) == simulated.peaks_bytes
