@@ -131,6 +131,12 @@ CASES = (
         **PURE,
     ),
     Case(
+        "convert --from megatron --family qwen3_moe --num-layers 8 --moe-zero-memory level0", ("qwen3_moe",), **PURE
+    ),
+    Case(
+        "convert --from megatron --family deepseek3 --num-layers 8 --recompute-mla-up-proj", ("deepseek",), **PURE
+    ),
+    Case(
         "convert --from megatron {config} --fine-grained-activation-offloading --offload-modules attn_norm core_attn",
         **PURE,
     ),
@@ -159,8 +165,27 @@ CASES = (
         ("llama",),  # MindFormers refuses it for newer models
         **PURE,
     ),
-    # not supported, as `--help` has it
-    Case(f"{MEGATRON_BLOCK} --pipeline-model-parallel-layout Et|tL", codes=(1,), **PURE),
+    # Places that only models of two layers have.
+    Case(f"{MEGATRON_BLOCK} --pipeline-model-parallel-layout Et|tL", codes=EITHER, **PURE),
+    Case(f"{MEGATRON_BLOCK} --num-layer-list 1,1 --recompute-in-advance", codes=EITHER, **PURE),
+    Case(f"{MEGATRON_BLOCK} --schedules-method dualpipev --noop-layers 2,3", codes=EITHER, **PURE),
+    # Options of MindSpeed; experts and MLA are not in each model.
+    Case(
+        "convert --from megatron {config} --swap-attention --swap-modules self_attention --recompute-num-layers 1 "
+        "--swap-optimizer --swap-optimizer-times 4",
+        **PURE,
+    ),
+    Case(
+        "convert --from megatron {config} --recompute-activation-function --recompute-activation-function-num-layers 1 "
+        "--recompute-norm --recompute-norm-num-layers 1 --enable-recompute-layers-per-pp-rank",
+        **PURE,
+    ),
+    Case(
+        "convert --from megatron {config} --recompute-mla-up-proj --mla-swap-core-attn-out --moe-zero-memory level1 "
+        "--moe-zero-memory-num-layers 1",
+        codes=EITHER,
+        **PURE,
+    ),
     # -- commands without a model ------------------------------------------------------------------
     Case("calibrate {profile} -o {out}/d.yaml --device generic", ("llama",), writes=("d.yaml",), **PURE),
     Case("calibrate {profile} -o {copy} --overwrite --json", ("llama",), **PURE),
@@ -205,7 +230,8 @@ ONE_MODEL = (
     "compare --no-cache",
     "plan --no-cache",  # of a recorded step, which compiles nothing
     "convert --trace --distribute-saved-activations",
-    "convert --family=llama --family=qwen3 --num-layers --recompute-modules",  # instead of a model
+    "convert --family=llama --family=qwen3 --recompute-modules",  # instead of a model
+    "convert --family=qwen3_moe --family=deepseek3",
     # Layers on stages: models of 4 layers have two of each.
     "convert --sequence-parallel --num-layers-per-virtual-pipeline-stage --num-virtual-stages-per-pipeline-rank",
     "convert --tensor-model-parallel-size",

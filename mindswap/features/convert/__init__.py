@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mindswap.config.nodes import Document, to_data
 from mindswap.config.parse import parse_document
-from mindswap.config.pipeline_layout import LayoutError, read_pipeline
+from mindswap.config.pipeline_layout import Layout, LayoutError, read_pipeline
 from mindswap.config.problem import Level, Location, Problem, find_errors, sort_problems
 from mindswap.config.render import COMMAND_LINE
 from mindswap.config.section_edits import rewrite_section
@@ -20,9 +20,10 @@ from mindswap.files import read_limited
 from mindswap.policy.cell_tree import LayerTrees, load_layer_trees
 from mindswap.policy.equivalence import policy_sections, rewrite_for_swap
 from mindswap.policy.formats.megatron.options import RULE, MegatronOptions, read_options, read_tokens
+from mindswap.policy.formats.megatron.other_options import find_other_options
+from mindswap.policy.formats.megatron.placement import place_layers
 from mindswap.policy.formats.megatron.policy import policy_of_megatron
 from mindswap.policy.formats.megatron.script import ScriptError, find_command, option_line
-from mindswap.policy.formats.megatron.validity import place_layers
 from mindswap.policy.formats.mindformers1.read import find_num_layers
 from mindswap.policy.formats.mindformers2.tables import refuse_pynative
 from mindswap.policy.model import Policy
@@ -36,6 +37,9 @@ MAX_SCRIPT_BYTES = 1 << 20
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"arch": {"type": "LlamaForCausalLM"}, "model_config": {"use_flash_attention": True}},
     "qwen3": {"model_config": {"architectures": ["Qwen3ForCausalLM"]}},
+    "qwen3_moe": {"model_config": {"architectures": ["Qwen3MoeForCausalLM"]}},
+    # As DeepSeek-V3 with 671B parameters: the first three layers have no experts.
+    "deepseek3": {"model_config": {"architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 3}},
 }
 
 
@@ -135,7 +139,8 @@ def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Conv
     options, problems = _read_megatron(source)
     stated = find_num_layers(request.document)
     if stated is not None:
-        options = replace(options, num_layers=replace(request, num_layers=options.num_layers).find_num_layers(stated))
+        num_layers = replace(request, num_layers=options.num_model_layers).find_num_layers(stated)
+        options = replace(options, num_layers=num_layers + len({*(options.noop_layers or ())}))
     use_legacy = source.family == "llama" if request.document.root is None else request.document.is_legacy
     trees = _find_trees(source, request.document, options)
     made = policy_of_megatron(options, use_legacy, trees, source.num_prefetch_ops)
@@ -144,19 +149,28 @@ def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Conv
     problems = sort_problems((*problems, *new_problems))
     if made.policy is None or find_errors(problems):
         raise PolicyError(problems)
-    if options.num_layers is None:
-        raise AssertionError("a policy for an unknown number of layers")
-    merged = _with_present(made.policy, options, request.document, trees)
-    sections = policy_sections(merged.policy, request.document.data(), options.num_layers)
+    num_layers = _known(options.num_model_layers)
+    merged = _with_present(made.policy, options, num_layers, request.document, trees)
+    sections = policy_sections(merged.policy, request.document.data(), num_layers)
     for name in merged.unchanged_sections:
         sections.pop(name, None)
+    if options.swap_optimizer:
+        sections["optimizer"] = {**(request.document.data().get("optimizer") or {}), "swap": True}
     summary = {
         "recompute_config": [line for line in made.summary if not line.startswith("offload")],
         "swap_config": [line for line in made.summary if line.startswith("offload")],
     }
+    if options.swap_optimizer:
+        summary["optimizer"] = ["swap-optimizer: swap"]
     comments = {name: "\n".join(["from Megatron-LM", *lines]) for name, lines in summary.items() if lines}
     problems = sort_problems((*problems, *merged.warnings, *_compare_pipelines(options, request.document)))
-    return Converted(sections, problems, merged.policy, comments), options.num_layers
+    return Converted(sections, problems, merged.policy, comments), num_layers
+
+
+def _known(num_layers: int | None) -> int:
+    if num_layers is None:
+        raise AssertionError("a policy for an unknown number of layers")
+    return num_layers
 
 
 def _read_script(script: str) -> str:
@@ -186,18 +200,29 @@ def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Probl
     tokens = {option: values for option, values in read_tokens(command.words).items() if option not in texts}
     locations = {option: Location(name, option_line(script, option), 1) for option in tokens}
     read, script_problems = read_options(tokens, locations)
+    others = tuple(
+        Problem(
+            location=Location(name, option_line(script, other.name), 1),
+            rule=RULE,
+            level=other.level,
+            message=f"{other.name}: {other.message}",
+            fix=other.fix,
+            subject=other.name,
+        )
+        for other in find_other_options(command.words)
+    )
     unknown = tuple(
         Problem(
             Location(name), RULE, Level.WARNING, f"{word}: what it stands for is not known without a run", subject=word
         )
         for word in command.unknown
     )
-    return read.override(command_line_options), (*problems, *script_problems, *unknown)
+    return read.override(command_line_options), (*problems, *script_problems, *others, *unknown)
 
 
 def _find_trees(source: MegatronSource, document: Document, options: MegatronOptions) -> LayerTrees | None:
     """Return the layers of the model, from a table, else from the real network; needed for module names only."""
-    num_layers = options.num_layers or 1
+    num_layers = options.num_model_layers or 1
     if document.root is None:
         return load_layer_trees(dict(FAMILIES[source.family]), num_layers)
     return find_layer_trees(document.file, load_layer_trees(model_section(document), num_layers), num_layers)
@@ -212,32 +237,43 @@ class _MergedPolicy(NamedTuple):
 
 
 def _with_present(
-    policy: Policy, options: MegatronOptions, document: Document, trees: LayerTrees | None
+    policy: Policy, options: MegatronOptions, num_layers: int, document: Document, trees: LayerTrees | None
 ) -> _MergedPolicy:
     """Merge the policy with settings of CONFIG that Megatron's options lack."""
-    if options.num_layers is None:
-        raise AssertionError("a policy for an unknown number of layers")
     is_on = document.value("swap_config", "swap") is True
-    kept = ("swap_config",) if is_on and not options.fine_grained_activation_offloading else ()
-    if options.granularity is not None or document.root is None:
+    if not options.asks_recompute and not options.asks_offload:
+        return _MergedPolicy(policy, ("recompute_config", "swap_config", "mindswap"))
+    kept = ("swap_config",) if is_on and not options.asks_offload else ()
+    if options.asks_recompute or document.root is None:
         return _MergedPolicy(policy, kept)
     if is_on:
         return _MergedPolicy(policy, ("recompute_config", "mindswap"))
-    counted = to_index_form(document, options.num_layers, trees)
+    counted = to_index_form(document, num_layers, trees)
     return _MergedPolicy(replace(counted.policy, op_swap=policy.op_swap), kept, counted.problems)
 
 
 def _compare_pipelines(options: MegatronOptions, document: Document) -> tuple[Problem, ...]:
-    """Warn if CONFIG has other stages than Megatron's options, because `block` and `uniform` count per stage."""
-    if options.granularity != "full" or document.root is None or options.num_layers is None:
+    """Warn if CONFIG has other stages than Megatron's options, because counts are per stage."""
+    if document.root is None or options.num_layers is None or not options.counts_layers:
         return ()
+    placement, pipeline = place_layers(options, options.num_layers), read_pipeline(document)
+    num_layers = placement.num_model_layers
+    sizes = placement.model_sizes
     try:
-        layout = read_pipeline(document).layout(options.num_layers)
+        layout = pipeline.layout(num_layers)
     except LayoutError:
         return ()
-    if layout.sizes == place_layers(options, options.num_layers).sizes:
+    is_v_shaped = placement.layout.is_zero_bubble_v
+    if layout.sizes == sizes and layout.is_zero_bubble_v == is_v_shaped:
         return ()
     location = document.location_of("parallel_config", "pipeline_stage")
     message = "parallel_config.pipeline_stage: the stages are not those of Megatron's options, whose layers are written"
-    fix = "--pipeline-model-parallel-size and --num-virtual-stages-per-pipeline-rank as in CONFIG"
+    options_as_config = "--pipeline-model-parallel-size and --num-virtual-stages-per-pipeline-rank as in CONFIG"
+    scheduler = "zero_bubble_v" if is_v_shaped else "1f1b"
+    wanted = replace(pipeline, num_stages=len(sizes[0]), num_chunks=len(sizes), scheduler=scheduler)
+    table = wanted.offset_of(Layout(sizes, num_layers, is_v_shaped))
+    offset = table if len({size for row in sizes for size in row}) > 1 else 0
+    chunks = f", pp_interleave_num: {len(sizes)}" if len(sizes) > 1 else ""
+    schedule = f", pipeline_scheduler: {scheduler}" if is_v_shaped else ""
+    fix = f"pipeline_stage: {len(sizes[0])}{chunks}{schedule}, offset: {offset}; or {options_as_config}"
     return (Problem(location, "convert", Level.WARNING, message, fix=fix),)

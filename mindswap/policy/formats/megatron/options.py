@@ -1,4 +1,7 @@
-"""Options of Megatron-LM for recomputation, offloading and the distribution of layers over stages."""
+"""Options of Megatron-LM and MindSpeed for recomputation, offloading and the distribution of layers over stages.
+
+Source of those of MindSpeed: mindspeed/features_manager (commit 028de58), mindspeed_llm/features_manager (c77308a).
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -19,6 +22,7 @@ class OptionKind(Enum):
     NUMBER = "a number from 1"
     CHOICE = "one of"
     NAMES = "names of modules"
+    NUMBERS = "numbers with commas between them"
     TEXT = "a value"
 
 
@@ -65,7 +69,32 @@ class MegatronOptions:
     decoder_last_pipeline_num_layers: int | None = _option(OptionKind.NUMBER, "layers of the last stage")
     account_for_embedding_in_pipeline_split: bool = _option(OptionKind.FLAG, "the embedding counts as a layer")
     account_for_loss_in_pipeline_split: bool = _option(OptionKind.FLAG, "the loss counts as a layer")
-    pipeline_model_parallel_layout: str | None = _option(OptionKind.TEXT, "not supported")
+    pipeline_model_parallel_layout: str | None = _option(
+        OptionKind.TEXT, "what each stage and chunk holds, e.g. 'Et*11|t*12|t*12|t*8mL'"
+    )
+    num_layer_list: tuple[int, ...] | None = _option(OptionKind.NUMBERS, "MindSpeed: layers of each stage")
+    noop_layers: tuple[int, ...] | None = _option(OptionKind.NUMBERS, "MindSpeed: layers that compute nothing")
+    schedules_method: str | None = _option(OptionKind.CHOICE, "MindSpeed: V-shaped schedule", "dualpipev")
+    enable_recompute_layers_per_pp_rank: bool = _option(
+        OptionKind.FLAG, "MindSpeed: --recompute-num-layers is per stage, not per virtual chunk"
+    )
+    recompute_in_advance: bool = _option(OptionKind.FLAG, "MindSpeed: the last layer is not recomputed")
+    recompute_activation_function: bool = _option(OptionKind.FLAG, "MindSpeed: recompute activation functions")
+    recompute_activation_function_num_layers: int | None = _option(OptionKind.NUMBER, "layers per stage or chunk")
+    recompute_norm: bool = _option(OptionKind.FLAG, "MindSpeed: recompute both norms")
+    recompute_norm_num_layers: int | None = _option(OptionKind.NUMBER, "layers per stage or chunk")
+    recompute_mla_up_proj: bool = _option(OptionKind.FLAG, "MindSpeed: recompute the up projections of MLA")
+    swap_attention: bool = _option(
+        OptionKind.FLAG, "MindSpeed: offload what attention saves; recompute --recompute-num-layers MLPs"
+    )
+    swap_modules: str | None = _option(OptionKind.TEXT, "MindSpeed: modules of --swap-attention, with commas")
+    mla_swap_core_attn_out: bool = _option(OptionKind.FLAG, "MindSpeed: offload the output of core attention")
+    moe_zero_memory: str | None = _option(
+        OptionKind.CHOICE, "MindSpeed: recompute inside experts", "disable", "level0", "level1"
+    )
+    moe_zero_memory_num_layers: int | None = _option(OptionKind.NUMBER, "layers per stage with level1")
+    swap_optimizer: bool = _option(OptionKind.FLAG, "MindSpeed: optimizer states on the host")
+    swap_optimizer_times: int | None = _option(OptionKind.NUMBER, "MindSpeed: parts of the optimizer step")
     locations: tuple[tuple[str, Location], ...] = ()  # (attribute, location) of each given option
 
     def location_of(self, field: str) -> Location:
@@ -83,6 +112,41 @@ class MegatronOptions:
     def num_recomputed(self) -> int:
         """Value of --recompute-num-layers; default 1, as in Megatron-LM."""
         return self.recompute_num_layers or 1
+
+    @property
+    def num_model_layers(self) -> int | None:
+        """Layers of the model: --num-layers without --noop-layers; None if not given."""
+        return None if self.num_layers is None else self.num_layers - len({*(self.noop_layers or ())})
+
+    @property
+    def zero_memory(self) -> str:
+        """`level0`, `level1`, or "" if --moe-zero-memory is off."""
+        return "" if self.moe_zero_memory in (None, "disable") else self.moe_zero_memory
+
+    @property
+    def asks_recompute(self) -> bool:
+        """Whether any option asks for recomputation."""
+        is_with_swap = self.swap_attention and self.recompute_num_layers is not None
+        return bool(
+            self.granularity
+            or self.recompute_activation_function
+            or self.recompute_norm
+            or self.recompute_mla_up_proj
+            or self.zero_memory
+            or is_with_swap
+        )
+
+    @property
+    def counts_layers(self) -> bool:
+        """Whether the layers that are recomputed depend on the stages."""
+        counts = (self.recompute_num_layers, self.recompute_activation_function_num_layers)
+        more = (self.recompute_norm_num_layers, self.moe_zero_memory_num_layers)
+        return self.granularity == "full" or any(count is not None for count in (*counts, *more))
+
+    @property
+    def asks_offload(self) -> bool:
+        """Whether any option asks for activations to be offloaded."""
+        return self.fine_grained_activation_offloading or self.swap_attention or self.mla_swap_core_attn_out
 
     @property
     def granularity(self) -> str | None:
@@ -205,12 +269,20 @@ def _read_value(option: Option, texts: Sequence[str]) -> tuple[object, str]:
     if option.kind is OptionKind.NUMBER:
         is_number = text.isascii() and text.isdecimal() and int(text[:9]) >= 1 and len(text) < 6
         return int(text) if is_number else None, option.kind.value
+    if option.kind is OptionKind.NUMBERS:
+        return _numbers(text), option.kind.value
     if option.kind is OptionKind.CHOICE:
         return (text if text in option.choices else None), " or ".join(option.choices)
     is_resolved = bool(texts) and not any(mark in text for mark in "$`")
     if option.kind is OptionKind.NAMES:
         return (tuple(_names(texts)) if is_resolved else None), option.kind.value
     return (text if is_resolved else None), option.kind.value
+
+
+def _numbers(text: str) -> tuple[int, ...] | None:
+    parts = [part.strip() for part in text.split(",")]
+    is_valid = all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts)
+    return tuple(map(int, parts)) if is_valid else None
 
 
 def _names(texts: Iterable[str]) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""Convert options of Megatron-LM to a policy with layer indices."""
+"""Convert options of Megatron-LM and MindSpeed to a policy with layer indices."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,15 @@ from mindswap.config.problem import Level, Problem, find_errors, sort_problems
 from mindswap.files import package_data
 from mindswap.policy.cell_tree import CellNode, LayerTrees, match_pattern
 from mindswap.policy.formats.megatron.options import RULE, MegatronOptions, option_name
-from mindswap.policy.formats.megatron.validity import block_layers, find_problems, group_ends, place_layers
-from mindswap.policy.model import NO_LAYERS, Layers, OpRecompute, OpSwap, Policy, union_layers
+from mindswap.policy.formats.megatron.placement import place_layers
+from mindswap.policy.formats.megatron.requests import (
+    ModuleRequest,
+    full_recompute_layers,
+    merge_layers,
+    module_requests,
+)
+from mindswap.policy.formats.megatron.validity import find_problems
+from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.policy.wording import format_layers
 
 # Operators of a model for the module names of Megatron-LM, from data/megatron/modules.json.
@@ -31,7 +38,7 @@ def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTree
 
     Args:
         module: name of the module.
-        purpose: `recompute` or `offload`.
+        purpose: `recompute`, `offload`, or `mindspeed` for modules of its options.
         use_legacy: whether the model is a legacy one.
         trees: cell tree of each layer.
 
@@ -95,21 +102,26 @@ def policy_of_megatron(
 
 class _Translation:
     def __init__(self, options: MegatronOptions, use_legacy: bool, trees: LayerTrees | None):
+        if options.num_layers is None:
+            raise AssertionError("a policy for an unknown number of layers")
         self.options = options
         self.use_legacy = use_legacy
         self.trees = trees
+        self.placement = place_layers(options, options.num_layers)
         self.problems: list[Problem] = []
         self.summary: list[str] = []
 
     def policy(self, num_prefetch_ops: int) -> Policy:
         options = self.options
-        layer_recompute, output_recompute = self._full() if options.granularity == "full" else (NO_LAYERS, NO_LAYERS)
+        layer_recompute, output_recompute = self._full()
         recomputed: dict[str, Layers] = {}
-        if options.granularity == "selective":
-            recomputed = self._operators("recompute", options.recompute_modules or ("core_attn",))
         offloaded: dict[str, Layers] = {}
-        if options.fine_grained_activation_offloading:
-            offloaded = self._operators("offload", options.offload_modules or ())
+        for request in module_requests(options, self.placement):
+            if not request.layers:
+                self._add(Level.WARNING, request.field, "has no effect: all its layers are recomputed as a whole")
+                continue
+            for pattern, layers in self._operators(request).items():
+                merge_layers(offloaded if request.is_offloaded else recomputed, pattern, layers)
         if options.distribute_saved_activations:
             self.summary.append("distribute-saved-activations: recompute_slice_activation")
             if not self.use_legacy:
@@ -126,55 +138,60 @@ class _Translation:
 
     def _full(self) -> tuple[Layers, Layers]:
         """Return the fully recomputed layers, and those of them whose output is not kept."""
-        num_layers, count = self.options.num_layers, self.options.num_recomputed
-        if num_layers is None:
-            raise AssertionError("full recompute of an unknown number of layers")
-        layout = place_layers(self.options, num_layers)
-        all_layers = Layers(None)
-        if self.options.recompute_method == "block":
-            block = block_layers(layout, count)
-            layers = all_layers if len(block) == num_layers else Layers(block)
+        options, num_layers = self.options, self.placement.layout.num_layers
+        count, layers = options.num_recomputed, full_recompute_layers(options, self.placement)
+        if not layers:
+            return NO_LAYERS, NO_LAYERS
+        if options.recompute_method == "block":
             self.summary.append(f"full recompute, block {count}: {format_layers(layers)}")
             return layers, NO_LAYERS
         if count == 1:
             self.summary.append("full recompute, uniform 1: every layer keeps its input")
-            return all_layers, NO_LAYERS
-        ends = tuple(group_ends(layout, count))
+            return layers, NO_LAYERS
+        ends = tuple(self.placement.group_ends(count))
         inner = Layers(tuple(index for index in range(num_layers) if index not in ends))
         self.summary.append(f"full recompute, uniform {count}: {len(ends)} groups, kept is the output of "
                             f"{format_layers(Layers(ends))}")  # fmt: skip
         if inner and not self.use_legacy:
             newer = "MindSpore 2.9 cannot compile the newer models (use_legacy: False)"
             message = f"uniform {count}: {newer} with recompute across layers"
-            block_of_all = f"--recompute-method block --recompute-num-layers {max(max(row) for row in layout.sizes)}"
+            block_of_all = (
+                f"--recompute-method block --recompute-num-layers {max(map(max, self.placement.layout.sizes))}"
+            )
             fix = f"{block_of_all}: every layer is recomputed too, and each keeps its input"
             self._add(Level.ERROR, "recompute_num_layers", message, "uniform 1, or block", fix)
-        return all_layers, inner
+        return layers, inner
 
-    def _operators(self, purpose: str, modules: tuple[str, ...]) -> dict[str, Layers]:
+    def _operators(self, request: ModuleRequest) -> dict[str, Layers]:
         """Map the patterns of modules to layers; a module without a counterpart in the model is a problem."""
         layers_by_pattern: dict[str, Layers] = {}
-        field = f"{purpose}_modules"
+        field, modules, verb = request.field, request.modules, "offload" if request.is_offloaded else "recompute"
         if self.trees is None:
             fix = "run this where MindFormers is installed"
             self._add(Level.ERROR, field, "the operators of this model are not known", fix=fix)
             return layers_by_pattern
         for module in modules:
-            operators = find_operators(module, purpose, self.use_legacy, self.trees)
+            operators = find_operators(module, request.purpose, self.use_legacy, self.trees)
             if not operators:
-                possible = ", ".join(available_modules(purpose, self.use_legacy, self.trees))
+                possible = ", ".join(available_modules(request.purpose, self.use_legacy, self.trees))
                 self._add(Level.ERROR, field, f"nothing in {self.trees.source} is like '{module}'", possible)
             for named in operators:
-                layers_by_pattern[named.pattern] = union_layers(
-                    (layers_by_pattern.get(named.pattern, NO_LAYERS), named.layers)
-                )
+                merge_layers(layers_by_pattern, named.pattern, self._common(named.layers, request.layers))
             patterns = ", ".join(named.pattern for named in operators)
-            self.summary.append(f"{purpose} {module}: {patterns}")
+            where = "" if request.layers == ALL_LAYERS else f" in {format_layers(request.layers)}"
+            self.summary.append(f"{verb} {module}: {patterns}{where}")
         norms = [name for name in ("attn_norm", "mlp_norm") if name in modules]
-        if purpose == "offload" and len(norms) == 1:
+        if request.is_offloaded and len(norms) == 1:
             message = f"{norms[0]}: 'add' makes the inputs of both norms, so both are offloaded"
             self._add(Level.WARNING, field, message)
-        return layers_by_pattern
+        return {pattern: layers for pattern, layers in layers_by_pattern.items() if layers}
+
+    def _common(self, one: Layers, other: Layers) -> Layers:
+        """Return the layers that are in both."""
+        if ALL_LAYERS in (one, other):
+            return other if one == ALL_LAYERS else one
+        num_layers = self.placement.num_model_layers
+        return Layers(tuple(sorted({*one.resolve(num_layers)} & {*other.resolve(num_layers)})))
 
     def _add(self, level: Level, field: str, message: str, allowed: str = "", fix: str = "") -> None:
         name = option_name(field)

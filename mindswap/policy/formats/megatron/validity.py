@@ -1,4 +1,4 @@
-"""Validate options as Megatron-LM does, but report all problems, not only the first.
+"""Validate options as Megatron-LM and MindSpeed do, but report all problems, not only the first.
 
 Source: validate_args of megatron/training/arguments.py, TransformerConfig.__post_init__, and checkpointed_forward of
 megatron/core/recompute.py (commit d98e8a6), which silently limits counts to the layers of a chunk.
@@ -7,94 +7,11 @@ megatron/core/recompute.py (commit d98e8a6), which silently limits counts to the
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from mindswap.config.pipeline_layout import Layout
 from mindswap.config.problem import Level, Problem
-from mindswap.errors import MindswapError
 from mindswap.files import package_data
 from mindswap.policy.formats.megatron.options import RULE, MegatronOptions, option_name
+from mindswap.policy.formats.megatron.placement import PlacementError, place_layers
 from mindswap.units import format_count
-
-# Layers of each pipeline stage and virtual chunk, and those of them that `block` and `uniform` recompute.
-#
-# Source: get_transformer_layer_offset and get_num_layers_to_build of megatron/core/transformer, checkpointed_forward
-# of megatron/core/recompute.py.
-
-
-class PlacementError(MindswapError):
-    """Megatron-LM refuses to distribute the layers as requested.
-
-    Attributes:
-        field: attribute of the option that is wrong.
-    """
-
-    def __init__(self, field: str, message: str):
-        self.field = field
-        super().__init__(message)
-
-
-def place_layers(options: MegatronOptions, num_layers: int) -> Layout:
-    """Distribute `num_layers` layers over stages and chunks as Megatron-LM does.
-
-    Raises:
-        PlacementError: if Megatron-LM refuses the options.
-    """
-    num_stages = options.pipeline_model_parallel_size or 1
-    first, last = options.decoder_first_pipeline_num_layers, options.decoder_last_pipeline_num_layers
-    if first is None and last is None:
-        with_ends = num_layers + options.account_for_embedding_in_pipeline_split
-        with_ends += options.account_for_loss_in_pipeline_split
-        per_stage = [_divide(with_ends, num_stages, "pipeline_model_parallel_size", "layers", "stages")] * num_stages
-    else:
-        per_stage = _uneven(num_layers, num_stages, first, last)
-    num_chunks = _num_chunks(options, per_stage)
-    for stage, size in enumerate(per_stage):
-        _divide(size, num_chunks, "num_virtual_stages_per_pipeline_rank", f"layers of stage {stage}", "chunks")
-    rows = [[size // num_chunks for size in per_stage] for _ in range(num_chunks)]
-    rows[0][0] -= options.account_for_embedding_in_pipeline_split
-    rows[-1][-1] -= options.account_for_loss_in_pipeline_split
-    return Layout(tuple(map(tuple, rows)), num_layers)
-
-
-def _uneven(num_layers: int, num_stages: int, first: int | None, last: int | None) -> list[int]:
-    middle = num_stages - (first is not None) - (last is not None)
-    field = "decoder_first_pipeline_num_layers" if first is not None else "decoder_last_pipeline_num_layers"
-    rest = num_layers - (first or 0) - (last or 0)
-    if middle < 0 or rest < 0 or (middle == 0 and rest):
-        raise PlacementError(field, f"does not fit {num_layers} layers on {num_stages} stages")
-    size = _divide(rest, middle, field, "other layers", "other stages") if middle else 0
-    return ([first] if first is not None else []) + [size] * middle + ([last] if last is not None else [])
-
-
-def _num_chunks(options: MegatronOptions, per_stage: list[int]) -> int:
-    if options.num_virtual_stages_per_pipeline_rank is not None:
-        return options.num_virtual_stages_per_pipeline_rank
-    if options.num_layers_per_virtual_pipeline_stage is None:
-        return 1
-    field = "num_layers_per_virtual_pipeline_stage"
-    if len(set(per_stage)) > 1:
-        message = "cannot stand with an uneven pipeline; use --num-virtual-stages-per-pipeline-rank"
-        raise PlacementError(field, message)
-    return _divide(per_stage[0], options.num_layers_per_virtual_pipeline_stage, field, "layers of a stage", "per chunk")
-
-
-def _divide(number: int, divisor: int, field: str, units: str, divisor_name: str) -> int:
-    if number % divisor or number < divisor:
-        raise PlacementError(field, f"{number} {units} cannot be divided by {divisor} ({divisor_name})")
-    return number // divisor
-
-
-def block_layers(layout: Layout, num_layers: int) -> tuple[int, ...]:
-    """Return the first `num_layers` layers of each chunk of each stage."""
-    return tuple(index for cell in layout.cells() for index in cell.layers[:num_layers])
-
-
-def group_ends(layout: Layout, group_size: int) -> Iterator[int]:
-    """Yield the last layer of each group of `group_size` layers; groups do not cross chunks."""
-    for cell in layout.cells():
-        for position, index in enumerate(cell.layers, 1):
-            if position % group_size == 0 or position == len(cell.layers):
-                yield index
-
 
 INSIDE_MOE = ("moe_act", "expert_fc1", "fused_group_mlp")
 
@@ -148,7 +65,12 @@ _CONDITIONS: dict[str, Callable[[Any, str], bool]] = {
 def _find_listed(options: MegatronOptions, module_names: dict[str, list[str]]) -> Iterator[_OptionProblem]:
     """Yield the problems whose conditions in data/megatron/validity.yaml hold."""
     size = options.tensor_model_parallel_size or 1
-    values = vars(options) | {"granularity": options.granularity, "tensor_model_parallel_size": size}
+    values = vars(options) | {
+        "granularity": options.granularity,
+        "tensor_model_parallel_size": size,
+        "zero_memory": options.zero_memory,
+        "asks": options.asks_recompute or options.asks_offload or options.swap_optimizer,
+    }
     texts = values | {purpose: ", ".join(names) for purpose, names in module_names.items()}
     for rule in package_data("megatron/validity.yaml"):
         conditions = (condition.split() for condition in rule["when"])
@@ -173,16 +95,18 @@ def _check_names(options: MegatronOptions, module_names: dict[str, list[str]]) -
 def _check_layers(options: MegatronOptions) -> Iterator[_OptionProblem]:
     """Yield problems of the distribution of layers, and of counts above the layers of a chunk, which are limited."""
     virtual = (options.num_layers_per_virtual_pipeline_stage, options.num_virtual_stages_per_pipeline_rank)
-    if options.num_layers is None or options.pipeline_model_parallel_layout is not None or all(virtual):
+    if options.num_layers is None or all(virtual):
         return
     try:
-        layout = place_layers(options, options.num_layers)
+        placement = place_layers(options, options.num_layers)
     except PlacementError as error:
-        yield _OptionProblem(error.field, f"{error}; Megatron-LM refuses it too")
+        yield _OptionProblem(error.field, f"{error}; {error.tool} refuses it too")
         return
-    count, largest = options.recompute_num_layers, max(max(row) for row in layout.sizes)
+    largest = placement.largest_count(is_per_stage=options.enable_recompute_layers_per_pp_rank)
+    count = options.recompute_num_layers
     if options.granularity == "full" and count is not None and count > largest:
-        where = "a virtual chunk" if len(layout.sizes) > 1 else "a pipeline stage"
+        is_chunk = len(placement.layout.sizes) > 1 and not options.enable_recompute_layers_per_pp_rank
+        where = "a virtual chunk" if is_chunk else "a pipeline stage"
         message = f"{count}: {where} has {format_count(largest, 'layer')}, so that many are taken"
         fix = f"--recompute-num-layers {largest}"
         yield _OptionProblem("recompute_num_layers", message, f"1 to {largest}", fix, Level.WARNING)

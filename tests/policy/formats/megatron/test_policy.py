@@ -6,8 +6,8 @@ import pytest
 from mindswap.config.problem import Level, Location
 from mindswap.policy.cell_tree import load_layer_trees, match_pattern
 from mindswap.policy.formats.megatron.options import read_options, read_tokens
+from mindswap.policy.formats.megatron.placement import PlacementError, place_layers
 from mindswap.policy.formats.megatron.policy import available_modules, megatron_module_names, policy_of_megatron
-from mindswap.policy.formats.megatron.validity import PlacementError, block_layers, group_ends, place_layers
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap
 from tests.builders import layer, trees
 
@@ -81,7 +81,7 @@ def layouts(text):
     ],
 )
 def test_where_the_layers_are(text, sizes):
-    assert layouts(text).sizes == sizes
+    assert layouts(text).layout.sizes == sizes
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_layers_that_cannot_be_spread(text, field):
 
 
 def test_block_and_groups_count_in_every_chunk():
-    layout = layouts("--num-layers 12 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3")
-    assert block_layers(layout, 2) == (0, 1, 3, 4, 6, 7, 9, 10)
-    assert tuple(group_ends(layout, 2)) == (1, 2, 4, 5, 7, 8, 10, 11)
+    placement = layouts("--num-layers 12 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3")
+    assert placement.first_layers(2) == (0, 1, 3, 4, 6, 7, 9, 10)
+    assert tuple(placement.group_ends(2)) == (1, 2, 4, 5, 7, 8, 10, 11)
 
 
 # recomputation
@@ -253,7 +253,7 @@ def test_every_name_of_the_table_is_one_of_megatron(model, purpose):
         ),
         (
             "--num-layers 8 --recompute-activations --pipeline-model-parallel-layout E|t*4|L",
-            "--pipeline-model-parallel-layout: is not supported; MindFormers has no such layout",
+            "--pipeline-model-parallel-layout: has 4 layers, the model 8; Megatron-LM refuses it too",
         ),
     ],
 )

@@ -1,0 +1,42 @@
+"""Options of a command that have no counterpart here, or are misspelled."""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from mindswap.config.problem import Level
+from mindswap.files import package_data
+from mindswap.policy.formats.megatron.options import OPTIONS
+
+# `--num-layers-per-virtual-pipeline-stag`, found in a script of MindSpeed-LLM, is 0.99 like its option; the two options
+# that are most alike, --recompute-norm and --recompute-norm-num-layers aside, are 0.9.
+LEAST_LIKENESS = 0.95
+
+
+class OtherOption(NamedTuple):
+    """An option that is not read."""
+
+    name: str  # as it is written
+    level: Level
+    message: str
+    fix: str
+
+
+def find_other_options(words: Iterable[str]) -> Iterator[OtherOption]:
+    """Yield options about memory that are not known, or have no counterpart; and misspelled ones as warnings.
+
+    Args:
+        words: the words of a command.
+    """
+    data = package_data("megatron/other_options.yaml")
+    names = dict.fromkeys(word.partition("=")[0] for word in words if word.startswith("--"))
+    for name in names:
+        if name in OPTIONS or name in data["ignored"]:
+            continue
+        like = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=LEAST_LIKENESS)
+        if name in data["no_counterpart"]:
+            yield OtherOption(name, Level.ERROR, "has no counterpart in MindFormers", data["no_counterpart"][name])
+        elif any(word in name for word in data["words"]):
+            yield OtherOption(name, Level.ERROR, "is not known", like[0] if like else "delete it")
+        elif like:
+            yield OtherOption(name, Level.WARNING, f"is not read; {like[0]} is", like[0])

@@ -1,0 +1,121 @@
+"""Which modules of which layers options ask to be recomputed or offloaded.
+
+Source: see `options` and `placement`; of MindSpeed also core/memory/swap_attention/adaptor.py and
+core/transformer/moe (fb_overlap/modules/experts.py).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from mindswap.policy.formats.megatron.options import MegatronOptions
+from mindswap.policy.formats.megatron.placement import Placement
+from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, union_layers
+
+# With the newer models of Megatron-LM, which have no module of another of its names, --swap-attention takes this one.
+DEFAULT_SWAPPED = "self_attention"
+
+
+@dataclass(frozen=True)
+class ModuleRequest:
+    """Modules of some layers that an option asks to be recomputed or offloaded."""
+
+    field: str  # attribute of the option that asks
+    purpose: str  # section of data/megatron/modules.json with the names: `recompute`, `offload` or `mindspeed`
+    modules: tuple[str, ...]  # their names
+    layers: Layers = ALL_LAYERS  # layers of the model
+    is_offloaded: bool = False  # offloaded; else recomputed
+
+
+def full_recompute_layers(options: MegatronOptions, placement: Placement) -> Layers:
+    """Return the layers of the model that are recomputed as a whole."""
+    if options.granularity != "full" or options.swap_attention:
+        return NO_LAYERS
+    if options.recompute_method == "block":
+        return _counted(options, placement, options.num_recomputed)
+    return ALL_LAYERS
+
+
+def module_requests(options: MegatronOptions, placement: Placement) -> Iterator[ModuleRequest]:
+    """Yield what each option asks for. What is recomputed as a whole is left out, so there may be no layers left."""
+    num_layers = placement.num_model_layers
+    whole = {*full_recompute_layers(options, placement).resolve(num_layers)}
+    for request in _requests(options, placement):
+        if not request.is_offloaded and whole:
+            left = Layers(index for index in request.layers.resolve(num_layers) if index not in whole)
+            yield replace(request, layers=left)
+        elif request.layers:
+            yield request
+
+
+def _requests(options: MegatronOptions, placement: Placement) -> Iterator[ModuleRequest]:
+    if options.granularity == "selective":
+        yield ModuleRequest("recompute_modules", "recompute", options.recompute_modules or ("core_attn",))
+    if options.fine_grained_activation_offloading:
+        yield ModuleRequest("offload_modules", "offload", options.offload_modules or (), is_offloaded=True)
+    if options.recompute_activation_function:
+        layers = _function_layers(options, placement, options.recompute_activation_function_num_layers)
+        yield ModuleRequest("recompute_activation_function", "mindspeed", ("activation",), layers)
+    if options.recompute_norm:
+        layers = _function_layers(options, placement, options.recompute_norm_num_layers)
+        yield ModuleRequest("recompute_norm", "recompute", ("layernorm",), layers)
+    if options.recompute_mla_up_proj:
+        yield ModuleRequest("recompute_mla_up_proj", "recompute", ("mla_up_proj",))
+    if options.mla_swap_core_attn_out:
+        yield ModuleRequest("mla_swap_core_attn_out", "offload", ("attn_proj",), is_offloaded=True)
+    if options.swap_attention:
+        yield from _swap_attention(options, placement)
+    if options.zero_memory:
+        yield from _zero_memory(options, placement)
+
+
+def _zero_memory(options: MegatronOptions, placement: Placement) -> Iterator[ModuleRequest]:
+    """Yield experts that are recomputed whole (level1, in the first layers of a stage), and activation functions."""
+    num_layers, count, whole = placement.num_model_layers, options.moe_zero_memory_num_layers, NO_LAYERS
+    if options.zero_memory == "level1":
+        whole = ALL_LAYERS if count is None else _counted(options, placement, count, is_per_stage=True)
+    rest = Layers(index for index in range(num_layers) if index not in whole)
+    yield ModuleRequest("moe_zero_memory", "recompute", ("moe",), whole)
+    yield ModuleRequest("moe_zero_memory", "mindspeed", ("expert_activation",), rest if whole else ALL_LAYERS)
+
+
+def _counted(options: MegatronOptions, placement: Placement, count: int, is_per_stage: bool | None = None) -> Layers:
+    """Return the first layers of each chunk or stage, but for the last of all with --recompute-in-advance."""
+    per_stage = options.enable_recompute_layers_per_pp_rank if is_per_stage is None else is_per_stage
+    layers = placement.first_layers(count, is_per_stage=per_stage)
+    last = placement.layout.num_layers - 1 if options.recompute_in_advance else -1
+    return placement.model_layers(layer for layer in layers if layer != last)
+
+
+def _function_layers(options: MegatronOptions, placement: Placement, count: int | None) -> Layers:
+    """Return the layers whose activation function or norm is recomputed: those behind the wholly recomputed ones."""
+    first = options.recompute_num_layers or 0
+
+    def is_selected(priority: int) -> bool:
+        return priority >= first and (count is None or priority < first + count)
+
+    return placement.model_layers(_select(options, placement, is_selected))
+
+
+def _swap_attention(options: MegatronOptions, placement: Placement) -> Iterator[ModuleRequest]:
+    """Yield what is offloaded, and the multi-layer perceptrons that are recomputed beside it."""
+    every = placement.largest_count(is_per_stage=options.enable_recompute_layers_per_pp_rank)
+    recomputed = min(options.recompute_num_layers or 0, every)
+    if options.recompute_method == "uniform":
+        recomputed = every
+    offloaded = every if options.recompute_method is None else recomputed
+    modules = tuple(name.strip() for name in (options.swap_modules or DEFAULT_SWAPPED).split(","))
+    layers = placement.model_layers(_select(options, placement, lambda priority: priority < offloaded))
+    yield ModuleRequest("swap_attention", "mindspeed", modules, layers, is_offloaded=True)
+    yield ModuleRequest("swap_attention", "mindspeed", ("mlp",), _counted(options, placement, recomputed))
+
+
+def _select(options: MegatronOptions, placement: Placement, is_selected: Callable[[int], bool]) -> Iterator[int]:
+    per_stage = options.enable_recompute_layers_per_pp_rank
+    for layer, priority in placement.priorities(is_per_stage=per_stage):
+        if is_selected(priority):
+            yield layer
+
+
+def merge_layers(layers_by_pattern: dict[str, Layers], pattern: str, layers: Layers) -> None:
+    """Add layers to those of a pattern."""
+    layers_by_pattern[pattern] = union_layers((layers_by_pattern.get(pattern, NO_LAYERS), layers))
