@@ -48,10 +48,13 @@ IN_TWO = {
     "distribute": (*FULL, "uniform", "--distribute-saved-activations", "--tensor-model-parallel-size", "2"),
     "modules": ("--recompute-granularity", "selective", "--recompute-modules", "layernorm", "mlp"),
     "offload": ("--fine-grained-activation-offloading", "--offload-modules", *OFFLOADED),
+    "swap attention": ("--swap-attention", "--recompute-num-layers", "1"),
+    "activation function": ("--recompute-activation-function",),
 }
 NEWER = {
     "modules": ("--recompute-granularity", "selective", "--recompute-modules", "core_attn", "layernorm", "mlp"),
     "offload": ("--fine-grained-activation-offloading", "--offload-modules", "core_attn", "attn_proj", "mlp_norm"),
+    "activation function": ("--recompute-activation-function",),
 }
 
 
@@ -181,6 +184,21 @@ def test_inputs_of_modules_are_offloaded_and_nothing_else(llama):
     assert again(llama, "offload") == {}
 
 
+def test_options_of_mindspeed(llama):
+    """What attention saves is offloaded in every layer, and the MLP of the first is recomputed; or the activation."""
+    offloaded = pairs_of(llama["swap attention"])
+    assert {layer for layer, *_ in offloaded} == {*TWO_LAYERS}
+    assert {cell.partition(".")[0] for _, cell, *_ in offloaded} == {"attention"}
+    assert matmuls(llama, "swap attention") == {0: 2}  # w1 and w3; w2 makes the output
+    found = {key: count for key, count in again(llama, "activation function").items() if key[2] in ("Mul", "SiLU")}
+    cells = [("feed_forward.w1.activation", "SiLU"), ("feed_forward", "Mul")]
+    assert found == {(layer, *cell): 1 for layer in TWO_LAYERS for cell in cells}
+    assert matmuls(llama, "activation function") == {}
+    # Not kept any more: the outputs of SiLU and of the product, 64 x 192 x 2 bytes each.
+    freed = 2 * 64 * 192 * 2
+    assert kept(llama, "activation function") == {layer: size - freed for layer, size in kept(llama, "base").items()}
+
+
 def test_counts_per_stage_and_the_indices_made_of_them_compile_to_the_same(llama):
     # Stages have layers 0-1 and 2-3: layer 0 whole, the product of layers 1 and 2.
     assert llama["stages"]["recomputed"] == llama["indices"]["recomputed"]
@@ -207,6 +225,7 @@ def test_modules_of_the_newer_models(qwen3):
         ("pre_mlp_layernorm", "RmsNorm"),
         ("mlp.activation_func", "SiLU"),
     ]
+    print("AGAIN", again(llama, "activation function"), Path(llama["files"]["activation function"]).read_text()[-900:])
     assert found == {(layer, *cell): 1 for layer in TWO_LAYERS for cell in cells}
     inputs = [
         *[("self_attention.core_attention", "Transpose")] * 3,  # query, key, value
@@ -214,6 +233,15 @@ def test_modules_of_the_newer_models(qwen3):
         *[("", "AddExt")] * 2,  # mlp_norm and attn_norm: one operator
     ]
     assert pairs_of(qwen3["offload"]) == expected((TWO_LAYERS, 1, inputs))
+
+
+def test_the_activation_function_of_the_newer_models(qwen3):
+    found = {
+        key: count for key, count in again(qwen3, "activation function").items() if key[1] and key[2] in TOLD_APART
+    }
+    assert found == {(layer, "mlp.activation_func", "SiLU"): 1 for layer in TWO_LAYERS}
+    freed = 2 * 64 * 128 * 4  # the outputs of SiLU and of the product, float32
+    assert kept(qwen3, "activation function") == {layer: size - freed for layer, size in kept(qwen3, "base").items()}
 
 
 def test_groups_of_layers_change_no_loss_and_no_weight(data, tmp_path):
