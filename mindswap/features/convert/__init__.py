@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mindswap.config.nodes import Document, to_data
 from mindswap.config.parse import parse_document
-from mindswap.config.pipeline_layout import Layout, LayoutError, read_pipeline
+from mindswap.config.pipeline_layout import LayoutError, read_pipeline
 from mindswap.config.problem import Level, Location, Problem, find_errors, sort_problems
 from mindswap.config.render import COMMAND_LINE
 from mindswap.config.section_edits import rewrite_section
@@ -256,24 +256,16 @@ def _compare_pipelines(options: MegatronOptions, document: Document) -> tuple[Pr
     """Warn if CONFIG has other stages than Megatron's options, because counts are per stage."""
     if document.root is None or options.num_layers is None or not options.counts_layers:
         return ()
-    placement, pipeline = place_layers(options, options.num_layers), read_pipeline(document)
-    num_layers = placement.num_model_layers
+    placement = place_layers(options, options.num_layers)
     sizes = placement.model_sizes
     try:
-        layout = pipeline.layout(num_layers)
+        layout = read_pipeline(document).layout(placement.num_model_layers)
     except LayoutError:
         return ()
-    is_v_shaped = placement.layout.is_zero_bubble_v
-    if layout.sizes == sizes and layout.is_zero_bubble_v == is_v_shaped:
+    if layout.sizes == sizes and layout.is_zero_bubble_v == placement.layout.is_zero_bubble_v:
         return ()
     location = document.location_of("parallel_config", "pipeline_stage")
     message = "parallel_config.pipeline_stage: the stages are not those of Megatron's options, whose layers are written"
     options_as_config = "--pipeline-model-parallel-size and --num-virtual-stages-per-pipeline-rank as in CONFIG"
-    scheduler = "zero_bubble_v" if is_v_shaped else "1f1b"
-    wanted = replace(pipeline, num_stages=len(sizes[0]), num_chunks=len(sizes), scheduler=scheduler)
-    table = wanted.offset_of(Layout(sizes, num_layers, is_v_shaped))
-    offset = table if len({size for row in sizes for size in row}) > 1 else 0
-    chunks = f", pp_interleave_num: {len(sizes)}" if len(sizes) > 1 else ""
-    schedule = f", pipeline_scheduler: {scheduler}" if is_v_shaped else ""
-    fix = f"pipeline_stage: {len(sizes[0])}{chunks}{schedule}, offset: {offset}; or {options_as_config}"
+    fix = f"{placement.describe()}; or {options_as_config}"
     return (Problem(location, "convert", Level.WARNING, message, fix=fix),)

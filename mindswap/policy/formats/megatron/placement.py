@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mindswap.config.pipeline_layout import Layout
+from mindswap.config.pipeline_layout import Layout, Pipeline
 from mindswap.errors import MindswapError
 from mindswap.policy.formats.megatron.options import MegatronOptions
 from mindswap.policy.model import ALL_LAYERS, Layers
@@ -52,6 +52,17 @@ class Placement:
         for cell in self.layout.cells():
             sizes[cell.chunk][cell.position] = len({*cell.layers} - self.noop_layers)
         return tuple(map(tuple, sizes))
+
+    def describe(self) -> str:
+        """Return the settings of MindFormers for these stages, e.g. `pipeline_stage: 2, offset: [1, 0]`."""
+        sizes, is_v_shaped = self.model_sizes, self.layout.is_zero_bubble_v
+        scheduler = "zero_bubble_v" if is_v_shaped else "1f1b"
+        pipeline = Pipeline(num_stages=len(sizes[0]), num_chunks=len(sizes), scheduler=scheduler)
+        table = pipeline.offset_of(Layout(sizes, self.num_model_layers, is_v_shaped))
+        offset = table if len({size for row in sizes for size in row}) > 1 else 0
+        chunks = f", pp_interleave_num: {len(sizes)}" if len(sizes) > 1 else ""
+        schedule = f", pipeline_scheduler: {scheduler}" if is_v_shaped else ""
+        return f"pipeline_stage: {len(sizes[0])}{chunks}{schedule}, offset: {offset}"
 
     def model_layers(self, layers: Iterable[int]) -> Layers:
         """Return layers by their number in the model."""

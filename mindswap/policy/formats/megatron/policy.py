@@ -16,6 +16,7 @@ from mindswap.policy.formats.megatron.requests import (
 from mindswap.policy.formats.megatron.validity import find_problems
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.policy.wording import format_layers
+from mindswap.units import format_count
 
 # Operators of a model for the module names of Megatron-LM, from data/megatron/modules.json.
 
@@ -100,6 +101,10 @@ def policy_of_megatron(
     return MegatronPolicy(None, sort_problems(problems))
 
 
+# Options that place layers as no other setting says.
+PLACES = ("noop_layers", "num_layer_list", "pipeline_model_parallel_layout", "schedules_method")
+
+
 class _Translation:
     def __init__(self, options: MegatronOptions, use_legacy: bool, trees: LayerTrees | None):
         if options.num_layers is None:
@@ -113,6 +118,10 @@ class _Translation:
 
     def policy(self, num_prefetch_ops: int) -> Policy:
         options = self.options
+        if any(getattr(options, field) is not None for field in PLACES):
+            self.summary.append(
+                f"{format_count(self.placement.num_model_layers, 'layer')}; {self.placement.describe()}"
+            )
         layer_recompute, output_recompute = self._full()
         recomputed: dict[str, Layers] = {}
         offloaded: dict[str, Layers] = {}
