@@ -1,14 +1,15 @@
 # Everything here works on a fresh Linux machine with Python 3.11; `make help` lists the targets.
 PYTHON ?= python3.11
 VENV ?= .venv
+VENV_2X ?= .venv-2x
 CHECK_VENV ?= .venv-check
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Hundreds of processes import the package: each would compile it again where this is set.
 export PYTHONDONTWRITEBYTECODE =
 # MindSpore's compiler asks for small pieces of memory all the time: with larger lists of free ones it takes a tenth less.
-check unit demo test test-nightly test-ms210 test-ray: export GLIBC_TUNABLES ?= glibc.malloc.tcache_count=60000
+check unit demo test test-2x test-nightly test-ms210 test-ray: export GLIBC_TUNABLES ?= glibc.malloc.tcache_count=60000
 
-.PHONY: help demo lint unit test test-nightly test-ms210 test-ray matrix models wheel-test dist docs site check dev bench tables clean
+.PHONY: help demo lint unit test test-2x test-nightly test-ms210 test-ray matrix models wheel-test dist docs site check dev bench tables clean
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
@@ -21,6 +22,14 @@ $(VENV)/.installed: pyproject.toml
 $(CHECK_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(CHECK_VENV)
 	$(CHECK_VENV)/bin/pip install --quiet -e '.[check]'
+	touch $@
+
+# MindFormers 2.1.0 asks for mindspore 2.11 and hyper-parallel, which PyPI does not have: without its requirements.
+$(VENV_2X)/.installed: pyproject.toml tools/mindformers_2x.txt
+	$(PYTHON) -m venv $(VENV_2X)
+	@echo "installing MindFormers 2.1.0 with MindSpore 2.10.0 into $(VENV_2X): about 2 minutes, once"
+	$(VENV_2X)/bin/pip install --quiet -r tools/mindformers_2x.txt -e . pytest hypothesis
+	$(VENV_2X)/bin/pip install --quiet --no-deps mindformers==2.1.0
 	touch $@
 
 demo: $(VENV)/.installed  ## the four documented cases on the Ascend backend without a card, and trained on CPU (5 to 12 min; the first time installs MindSpore, 3 min more)
@@ -39,14 +48,18 @@ lint: $(CHECK_VENV)/.installed  ## ruff, contracts of imports, spelling, types (
 unit: $(CHECK_VENV)/.installed  ## the tests that need no MindSpore, but for the long ones (1 min)
 	$(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend and not long"
 
-test: check $(VENV)/.installed  ## everything: `check`, its long tests, then those on real MindSpore and MindFormers (16 min)
+test: check $(VENV)/.installed  ## everything: `check`, its long tests, then those on real MindSpore and MindFormers (20 min)
 	$(CHECK_VENV)/bin/pytest -q -n 3 -m "long and not mindspore" $$(grep -rl mark.long tests --include="test_*.py")
-	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend" $$(grep -rl mark.mindspore tests --include="test_*.py")
+	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend and not mindformers2" $$(grep -rl mark.mindspore tests --include="test_*.py")
+	$(MAKE) --no-print-directory test-2x
 	$(VENV)/bin/pytest -q tests/runtime/text tests/report/test_plots.py -m "not mindspore"  # need packages that .venv-check lacks
+
+test-2x: $(VENV_2X)/.installed  ## dry runs with the trainer of MindFormers 2.1.0 (2 min; the first time installs it, 2 min more)
+	$(VENV_2X)/bin/pytest -q -m mindformers2 $$(grep -rl mark.mindformers2 tests --include="test_*.py")
 
 test-nightly: $(CHECK_VENV)/.installed $(VENV)/.installed  ## at full strength: tests without MindSpore, and those with it that are shorter by day (55 min)
 	MINDSWAP_NIGHTLY=1 $(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend"
-	MINDSWAP_NIGHTLY=1 $(VENV)/bin/pytest -q -n 2 --dist loadfile -m mindspore $$(grep -rl "from tests.strength import" tests --include="test_*.py") tests/adapters/test_rewrites.py
+	MINDSWAP_NIGHTLY=1 $(VENV)/bin/pytest -q -n 2 --dist loadfile -m "mindspore and not mindformers2" $$(grep -rl "from tests.strength import" tests --include="test_*.py") tests/adapters/test_rewrites.py
 
 test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 min)
 	$(PYTHON) -m venv .venv-ms210
@@ -85,4 +98,4 @@ tables: $(VENV)/.installed  ## write mindswap/data/families from real MindFormer
 	$(VENV)/bin/python tools/make_family_tables.py
 
 clean:  ## remove the environments and what runs left behind
-	rm -rf $(VENV) $(CHECK_VENV) .venv-ms210 .venv-ray output build *.egg-info
+	rm -rf $(VENV) $(CHECK_VENV) $(VENV_2X) .venv-ms210 .venv-ray output build *.egg-info

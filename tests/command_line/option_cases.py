@@ -246,6 +246,7 @@ SUPERVISE = "tests/runtime/attempt/test_supervise.py::"
 REAL_PROOF = f"{PROVE}test_a_proof_on_cpu_runs_for_real_and_says_what_it_cannot_show"
 A_NODE_IS_LOST = f"{RAY}test_a_lost_node_is_named_and_a_spare_one_takes_its_place"
 ELSEWHERE = {
+    "dryrun --cards": "tests/features/dryrun/test_trainer_on_backend.py::test_layers_are_on_a_straight_line",
     "dryrun --full --json": "tests/features/dryrun/test_on_backend.py::test_the_backend_needs_what_is_simulated",
     "inspect --no-cache --json": "tests/features/inspect/test_cli.py::test_the_second_time_nothing_is_compiled",
     "inspect --rank": "tests/features/inspect/test_rank.py::test_a_stage_has_its_layers_and_only_the_last_has_the_loss",

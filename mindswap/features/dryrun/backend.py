@@ -118,12 +118,12 @@ def _run_rank(
     _raise_stack_limit()
     begin_s = time.monotonic()
     with log.open("wb") as file, contextlib.ExitStack() as stack:
-        first, variables = _ascend_backend(stack)
+        first, variables = ascend_backend(stack)
         variables |= _simulated_rank(rank, num_ranks) | ({} if is_inlined else NOT_INLINED)
         streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
         command = module_command("mindswap", "run", *words, first=first)
         with started(command, variables, cwd=folder, **streams) as process:
-            ended = _wait(process, log, report_status, lambda: stop() or time.monotonic() - begin_s > max_s)
+            ended = wait(process, log, report_status, lambda: stop() or time.monotonic() - begin_s > max_s)
     wall_s = time.monotonic() - begin_s
     log.stat()  # raises OSError if the folder was deleted
     if ended.code == 0:
@@ -156,7 +156,7 @@ def _raise_stack_limit() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (new_limit, hard_limit))
 
 
-def _ascend_backend(stack: contextlib.ExitStack) -> tuple[list[Path], dict[str, str]]:
+def ascend_backend(stack: contextlib.ExitStack) -> tuple[list[Path], dict[str, str]]:
     """Return paths for the front of `sys.path`, and the environment: of CANN if it is installed, else of the stubs."""
     variables = package_environment()
     # The compiler allocates many small blocks: larger thread caches and huge pages of malloc each make it 10 % faster.
@@ -190,7 +190,7 @@ class _Exit:
     cpu_s: float  # CPU time of the process
 
 
-def _wait(
+def wait(
     process: "subprocess.Popen[bytes]", log: Path, report_status: StatusCallback, stop: Callable[[], bool]
 ) -> _Exit:
     """Wait for the process and report its progress: each phase, and the current one every `REPEAT_S` seconds."""

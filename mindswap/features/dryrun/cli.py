@@ -22,15 +22,22 @@ from mindswap.command_line.options import (
 )
 from mindswap.command_line.progress import PhaseLines
 from mindswap.config.nodes import Document
+from mindswap.config.problem import find_errors
 from mindswap.config.render import document_from_data
+from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun import DryRunOptions, run_stages
 from mindswap.features.dryrun.insight import write_dry_run
 from mindswap.features.dryrun.report import dry_run_to_json, format_dry_run
 from mindswap.features.dryrun.snapshot import write_snapshot
 from mindswap.features.dryrun.stage_runs import DryRunReport
+from mindswap.features.dryrun.trainer import dry_run_trainer
+from mindswap.features.dryrun.trainer_config import fully_recomputed_2x, switched_off_2x
+from mindswap.features.dryrun.trainer_report import format_trainer_dry_run, trainer_dry_run_to_json
 from mindswap.features.step import dry_run_file, load_step
 from mindswap.files import require_folder, require_folders, unique_labels, write_new
+from mindswap.policy.formats.mindformers2.read import find_mtp_layers, find_num_layers_2x
+from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format
 from mindswap.rules.checker import check_document, policy_of
 from mindswap.runtime.short_run import switched_off
 from mindswap.runtime.training_command import load_trainable
@@ -45,6 +52,8 @@ def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
     return parse
 
 
+# What `--against` compares with, besides files, and how reports call it.
+OTHERS = {"none": "no swap, no recompute", "recompute": "full recompute"}
 EPILOG = """\
 examples:
   mindswap dryrun configs/llama2_7b/case4_swap_and_recompute.yaml
@@ -54,6 +63,7 @@ examples:
   mindswap dryrun llama2_7b.yaml --html report.html
   mindswap dryrun llama2_7b.yaml --snapshot memory.pickle  # drop it on pytorch.org/memory_viz
   mindswap dryrun llama2_7b.yaml --insight step           # memory in MindStudio Insight; no times
+  mindswap dryrun pretrain_2x.yaml --against none         # of MindFormers 2.x, in PyNative mode
   mindswap dryrun --json llama2_7b.yaml | jq '.stages[].used_peak_bytes'
 
 Any Linux machine with MindSpore 2.9.0 will do: stand-ins for CANN's libraries are made from the wheel itself (half a
@@ -61,6 +71,9 @@ minute, once; needs a C compiler, or ziglang of PyPI). No kernel runs, so there 
 out of memory, and workspaces, which a dry run does not know, are simulated. All layers run; where a stage has more than
 16 of them and that takes more than three minutes, the memory is extrapolated from two short models, if the simulator's
 extrapolation from the same models is less than 1 % off.
+A configuration of MindFormers 2.x (PyNative) runs with its own trainer, which needs mindformers 2.1.0 and mindspore
+2.10.0 (docs/mindformers_2x.md): one rank in one process, so of the options only --layers, --full, --against, --cards,
+--keep and those of the device.
 Exit code 1 if the peak with workspace is above the memory that may be used; with fragments, too, where the pool of the
 device maps no pages (--fragments, docs/dryrun.md).
 """
@@ -81,7 +94,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run models with this many layers; two are extrapolated to all layers",
     )
     either.add_argument("--full", action="store_true", help="run all layers, however long it takes")
-    parser.add_argument("--against", metavar="none|FILE", help="show another dry run beside; none: nothing moved")
+    parser.add_argument(
+        "--against",
+        metavar="none|recompute|FILE",
+        help="show another dry run beside; none: nothing moved; recompute: all layers recomputed, nothing moved",
+    )
+    parser.add_argument(
+        "--cards", metavar="N", type=number_from(1, MAX_NUMBER), help="of MindFormers 2.x: cards of the training"
+    )
     parser.add_argument("--jobs", metavar="N", type=number_from(1, 64), default=1, help="processes at a time (1)")
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="leave logs and MindSpore's own tables there")
     parser.add_argument("--insight", metavar="DIR", type=optional_path, help="write folders for MindStudio Insight")
@@ -96,6 +116,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Dry run one configuration; 1 if it does not fit."""
+    document = load_document(args.config)
+    if find_format(document) is ConfigFormat.PYNATIVE and not find_errors(document.problems):
+        return run_2x(args, document)
+    if args.cards is not None:
+        raise LaunchError("--cards: of MindFormers 2.x only: a configuration of 1.9 says how many cards it is for")
     if len(args.layers) > 2:
         raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two for a straight line")
     require_folders(args.plot, args.html, args.snapshot)
@@ -130,8 +155,58 @@ def _load_comparison(name: str | None, config: str, document: Document) -> tuple
     """Load the configuration to compare with, and its name; checked before the first dry run."""
     if name is None:
         return None
-    if name == "none":
-        return document_from_data(switched_off(document.data()), document.file), "no swap, no recompute"
+    if name in OTHERS:
+        data = switched_off(document.data())
+        if name == "recompute":
+            data["recompute_config"]["recompute"] = True
+        return document_from_data(data, document.file), OTHERS[name]
     other = load_trainable(Path(name))
     policy_of(other, check_document(other))
     return other, unique_labels([config, name])[1]
+
+
+# Options of graph mode, whose data a run in PyNative mode does not have.
+OF_GRAPH_MODE = ("ranks", "plot", "html", "insight", "snapshot")
+
+
+def run_2x(args: argparse.Namespace, document: Document) -> int:
+    """Dry run a configuration of MindFormers 2.x; 1 if it does not fit."""
+    if given := [f"--{name}" for name in OF_GRAPH_MODE if getattr(args, name)]:
+        raise LaunchError(
+            f"{', '.join(given)}: of MindFormers 1.9 only (graph mode); {document.file} is of MindFormers 2.x\n"
+            "    allowed: --layers, --full, --against, --cards, --keep, --json and those of the device"
+        )
+    if len(args.layers) > 2:
+        raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two for a straight line")
+    titles = [(document, Path(args.config).stem)]
+    if args.against is not None:
+        titles.append(_load_comparison_2x(args.against, args.config, document))
+    report_status = PhaseLines(time.monotonic(), sys.stderr)
+    reports = [
+        dry_run_trainer(
+            each,
+            DryRunOptions(layers=args.layers, folder=args.keep and args.keep / name),
+            report_status,
+            title,
+            args.device,
+            device_overrides(args),
+            args.cards,
+        )
+        for name, (each, title) in zip(("config", "against"), titles, strict=False)
+    ]
+    data = trainer_dry_run_to_json(reports[0])
+    data |= {"against": trainer_dry_run_to_json(reports[1])} if reports[1:] else {}
+    return answer(args, data, format_trainer_dry_run(*reports), reports[0].fits)
+
+
+def _load_comparison_2x(name: str, config: str, document: Document) -> tuple[Document, str]:
+    """Load the configuration of MindFormers 2.x to compare with, and its name."""
+    if name not in OTHERS:
+        other = load_document(name)
+        if find_errors(other.problems) or find_format(other) is not ConfigFormat.PYNATIVE:
+            raise LaunchError(f"--against {name}: not a configuration of MindFormers 2.x, as {config} is")
+        return other, unique_labels([config, name])[1]
+    num_layers = (find_num_layers_2x(document) or 0) + find_mtp_layers(document)
+    is_off = name == "none"
+    data = switched_off_2x(document.data()) if is_off else fully_recomputed_2x(document.data(), num_layers)
+    return document_from_data(data, document.file), OTHERS[name]

@@ -29,7 +29,7 @@ def python(tmp_path, monkeypatch):
         path.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(path))
 
-    monkeypatch.setattr(on_backend, "_ascend_backend", lambda stack: ([], {"PATH": "/usr/bin:/bin"}))
+    monkeypatch.setattr(on_backend, "ascend_backend", lambda stack: ([], {"PATH": "/usr/bin:/bin"}))
     return script
 
 

@@ -15,6 +15,7 @@ from mindswap.config.source import load_document
 from mindswap.errors import GraphError, LaunchError, PolicyError, SimulationError
 from mindswap.features import dryrun as dry_run
 from mindswap.features.dryrun import DryRunOptions, StepDryRun, rank_runs
+from mindswap.features.dryrun import cli as dry_run_cli
 from mindswap.features.dryrun.report import dry_run_to_json, format_dry_run
 from mindswap.features.dryrun.stage_runs import DryRunReport, stage_run
 from mindswap.features.simulate import LoadedStep
@@ -314,3 +315,10 @@ def test_an_error_of_the_run_comes_with_why_there_is_no_simulation(monkeypatch):
         dry_run.run_stages(document, load=load)
     expected = "not simulated: MindFormers could not build the network: the real error"
     assert str(error.value).splitlines() == ["dry run of rank 0: exit code 1", f"    {expected}"]
+
+
+def test_full_recompute_is_compared_with_by_its_name():
+    document, title = dry_run_cli._load_comparison("recompute", CASE4, load_document(CASE4))
+    assert title == "full recompute"
+    assert document.value("recompute_config", "recompute") is True
+    assert document.value("swap_config", "swap") is False

@@ -1,0 +1,162 @@
+"""The trainer of MindFormers 2.x in one process, with memory measured by phase. Imported after `hyper_parallel`."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mindspore as ms
+from mindformers.pynative.distributed.activation_checkpoint import apply_ac
+from mindformers.pynative.trainer import Trainer
+from mindspore import nn
+
+from mindswap.adapters.pynative.hyper_parallel_stand_in.swap import Moved, moved
+from mindswap.errors import LaunchError
+
+PHASES = ("forward", "backward", "optimizer")
+
+
+@dataclass
+class StepMemory:
+    """Device memory of a step in bytes.
+
+    Attributes:
+        before_bytes: allocated before the step.
+        peaks: highest memory of each phase, over all micro-batches.
+        kept_bytes: allocated at the end of forward beyond the begin of the same micro-batch, highest.
+        gradient_bytes: allocated after the last backward beyond the begin of the step.
+        reserved_bytes: memory that the pool has taken at most, with fragments.
+        moved: swapped bytes.
+    """
+
+    before_bytes: int
+    peaks: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
+    kept_bytes: int = 0
+    gradient_bytes: int = 0
+    reserved_bytes: int = 0
+    moved: Moved = field(default_factory=Moved)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the sizes as plain data."""
+        names = ("before_bytes", "peaks", "kept_bytes", "gradient_bytes", "reserved_bytes")
+        return {name: getattr(self, name) for name in names}
+
+
+class MeasuredTrainer(Trainer):
+    """The trainer of MindFormers, which applies swap and recompute also in one process, and measures memory.
+
+    Args:
+        config: configuration of MindFormers 2.x.
+        train_dataset: the samples.
+
+    Attributes:
+        steps: memory of each step so far.
+        added_by_layer: memory that the forward of each layer allocates beyond what it frees, in bytes.
+        weight_bytes: size of the network's parameters.
+        trained_bytes: size of those that are trained.
+        state_bytes: size of the optimizer's parameters: float32 weights and states.
+    """
+
+    def __init__(self, config: dict[str, Any], train_dataset: Any):
+        self.steps: list[StepMemory] = []
+        self.added_by_layer: list[int] = []
+        super().__init__(config, train_dataset=train_dataset)
+        network = {id(weight): weight for model in self.model for weight in model.get_parameters()}
+        states = {id(weight): weight for weight in _parameters_of(self.optimizer) if id(weight) not in network}
+        self.weight_bytes = _size_bytes(network.values())
+        self.state_bytes = _size_bytes(states.values())
+        self.trained_bytes = _size_bytes(weight for weight in network.values() if weight.requires_grad)
+
+    def _create_model(self, model: Any, model_config: Any) -> Any:
+        model = super()._create_model(model, model_config)
+        config, gpt_model = self.config, _find_gpt_model(model)
+        apply_ac(
+            gpt_model.decoder,
+            config.recompute,
+            config.recompute_comm,
+            config.swap,
+            config.parallelism.pipeline_parallel,
+            mtp_block=getattr(gpt_model, "mtp", None),
+        )
+        for layer in (*gpt_model.decoder.layers, *getattr(getattr(gpt_model, "mtp", None), "layers", ())):
+            self._measure_in_first_step(layer)
+        return model
+
+    def _measure_in_first_step(self, layer: nn.Cell) -> None:
+        """Measure what the forward of a layer adds, in the first micro-batch only, because that waits."""
+        sizes: list[int] = []
+
+        def measure(*arguments: Any) -> None:
+            if len(sizes) < 2:
+                ms.runtime.synchronize()
+                sizes.append(ms.runtime.memory_allocated())
+            if len(sizes) == 2:
+                self.added_by_layer.append(sizes[1] - sizes[0])
+                sizes.append(0)
+
+        layer.register_forward_pre_hook(measure)
+        layer.register_forward_hook(measure)
+
+    def training_step(self, step: int | None = None) -> Any:
+        """Train one step, and measure it."""
+        _reset()
+        memory = StepMemory(ms.runtime.memory_allocated())
+        self.steps.append(memory)
+        vars(moved).update(vars(Moved()))
+        result = super().training_step(step)
+        self._end_phase("optimizer")
+        memory.moved = replace(moved)
+        memory.reserved_bytes = ms.runtime.max_memory_reserved()
+        return result
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        """Run the forward pass, and measure what it keeps."""
+        before_bytes = ms.runtime.memory_allocated()
+        loss = super().compute_loss(model, inputs)
+        self._end_phase("forward")
+        memory = self.steps[-1]
+        memory.kept_bytes = max(memory.kept_bytes, ms.runtime.memory_allocated() - before_bytes)
+        return loss
+
+    def _forward_backward(self, model: Any, inputs: Any) -> Any:
+        loss = super()._forward_backward(model, inputs)
+        self._end_phase("backward")
+        self.steps[-1].gradient_bytes = ms.runtime.memory_allocated() - self.steps[-1].before_bytes
+        return loss
+
+    def _end_phase(self, phase: str) -> None:
+        ms.runtime.synchronize()
+        peaks = self.steps[-1].peaks
+        peaks[phase] = max(peaks[phase], ms.runtime.max_memory_allocated())
+        _reset()
+
+
+def _find_gpt_model(model: nn.Cell) -> nn.Cell:
+    """Return the cell whose `decoder` has the layers.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    for _, cell in model.cells_and_names():
+        if hasattr(getattr(cell, "decoder", None), "layers"):
+            return cell
+    raise LaunchError(
+        f"{type(model).__name__} has no decoder with layers, as models of MindFormers 2.x have\n"
+        "    allowed: a model that MindFormers 2.x builds on its GPTModel"
+    )
+
+
+def _parameters_of(optimizer: nn.Cell) -> Iterator[ms.Parameter]:
+    """Yield the parameters of an optimizer, also those in tuples, which MindSpore does not list."""
+    yield from optimizer.get_parameters()
+    for value in vars(optimizer).values():
+        if isinstance(value, tuple | list):
+            yield from (item for item in value if isinstance(item, ms.Parameter))
+
+
+def _size_bytes(parameters: Iterable[ms.Parameter]) -> int:
+    return sum(parameter.nbytes for parameter in parameters)
+
+
+def _reset() -> None:
+    ms.runtime.synchronize()
+    ms.runtime.reset_peak_memory_stats()

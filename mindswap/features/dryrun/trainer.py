@@ -1,0 +1,164 @@
+"""`mindswap dryrun` of a configuration of MindFormers 2.x: requests, runs, extrapolation and notes."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mindswap.config.nodes import Document
+from mindswap.config.problem import find_errors
+from mindswap.errors import PolicyError
+from mindswap.features.dryrun.backend import StatusCallback
+from mindswap.features.dryrun.cann_stand_ins import has_cann, stub_libraries
+from mindswap.features.dryrun.depths import DryRunOptions
+from mindswap.features.dryrun.rank_runs import run_folder
+from mindswap.features.dryrun.trainer_config import (
+    MAX_MICRO_BATCHES,
+    PARALLEL_KEYS,
+    TrainerRequest,
+    num_micro_batches,
+    trainer_request,
+)
+from mindswap.features.dryrun.trainer_report import TrainerDryRun
+from mindswap.features.dryrun.trainer_run import StepCopies, TrainerStep, require_mindformers_2x, run_trainer
+from mindswap.policy.formats.mindformers2.read import find_num_layers_2x
+from mindswap.rules.checker import check_pynative
+from mindswap.rules.machine.software import installed_version
+from mindswap.simulator.cost.budget import budget_of_device
+from mindswap.simulator.cost.device_costs import find_costs
+from mindswap.units import format_bytes, format_count
+
+STAND_IN_NOTE = (
+    "HyperParallel is not installed: mindswap's stand-in for one process swaps and recomputes, written from its "
+    "documentation"
+)
+APPLIED_NOTE = (
+    "MindFormers 2.1.0 applies swap and recompute only with several processes, and in one process says nothing: the "
+    "dry run applies them as with several"
+)
+
+
+def dry_run_trainer(
+    document: Document,
+    options: DryRunOptions,
+    report_status: StatusCallback,
+    title: str,
+    device: str | None = None,
+    overrides: dict[str, str] | None = None,
+    num_cards: int | None = None,
+) -> TrainerDryRun:
+    """Dry run one rank of a configuration of MindFormers 2.x in one process.
+
+    Args:
+        document: the configuration.
+        options: layers, and the folder to keep; the other options are of graph mode.
+        report_status: called with each line on the progress.
+        title: name for reports.
+        device: name or file of the device.
+        overrides: device properties to replace, by name.
+        num_cards: cards of the training, which determine the number of micro-batches.
+
+    Raises:
+        PolicyError: the configuration has errors, or this Python has no MindFormers 2.x.
+        LaunchError: the dry run is not possible or failed.
+    """
+    checked = check_pynative(document, mindformers=installed_version("mindformers"))
+    if find_errors(checked.problems):
+        raise PolicyError(checked.problems)
+    depths = options.layers or (None,)
+    requests = [trainer_request(document, depth, num_cards) for depth in sorted(depths, key=lambda depth: depth or 0)]
+    budget = budget_of_device(find_costs([document], device, overrides or {}).device)
+    require_mindformers_2x(document)
+    if not has_cann():
+        report_status("making stand-ins for CANN, or taking those that are there")
+        stub_libraries()
+    with run_folder(options.folder) as folder:
+        steps = [_run_depth(request, folder, title, report_status) for request in requests]
+    num_layers = find_num_layers_2x(document) or steps[-1].num_layers
+    step = steps[-1] if len(steps) == 1 else extrapolate(steps[0], steps[1], num_layers)
+    is_alone = len(steps) == 1 and step.num_layers != num_layers
+    return TrainerDryRun(
+        title=title,
+        num_layers=num_layers,
+        step=step,
+        depths=tuple(step.num_layers for step in steps),
+        has_cann=has_cann(),
+        budget_bytes=None if is_alone else budget.usable_bytes,
+        margin_permille=budget.margin_permille,
+        notes=tuple(_notes(document, step, num_cards)),
+    )
+
+
+def _run_depth(request: TrainerRequest, folder: Path, title: str, report_status: StatusCallback) -> TrainerStep:
+    name = f"{title}: {format_count(request.num_layers, 'layer')}"
+    report_status(f"{name}: starting MindFormers")
+    step = run_trainer(request, folder / f"layers_{request.num_layers}", lambda line: report_status(f"{name}: {line}"))
+    report_status(f"{name}: peak {round(step.used_peak_bytes / 2**20)} MiB, {step.wall_s:.0f} s")
+    return step
+
+
+def extrapolate(low: TrainerStep, high: TrainerStep, num_layers: int) -> TrainerStep:
+    """Return the memory with more layers, on the straight line through two depths.
+
+    Args:
+        low: the step with fewer layers.
+        high: the step with more layers.
+        num_layers: layers of the full model.
+    """
+    factor = (num_layers - low.num_layers) / (high.num_layers - low.num_layers)
+
+    def on_line(first: int, second: int) -> int:
+        return round(first + (second - first) * factor)
+
+    names = ("before_bytes", "kept_bytes", "gradient_bytes", "weight_bytes", "state_bytes", "trained_bytes")
+    sizes: dict[str, Any] = {
+        name: on_line(getattr(low, name), getattr(high, name)) for name in (*names, "reserved_bytes")
+    }
+    copies = None
+    if low.copies is not None and high.copies is not None:
+        pairs = zip(vars(low.copies).items(), vars(high.copies).values(), strict=True)
+        copies = StepCopies(**{name: on_line(first, second) for (name, first), second in pairs})
+    return replace(
+        high,
+        num_layers=num_layers,
+        phase_peaks={phase: on_line(peak, high.phase_peaks[phase]) for phase, peak in low.phase_peaks.items()},
+        added_by_layer=(),
+        copies=copies,
+        **sizes,
+    )
+
+
+def _notes(document: Document, step: TrainerStep, num_cards: int | None) -> list[str]:
+    notes = [APPLIED_NOTE] if step.set_lines else []
+    if step.uses_stand_in and (step.set_lines or (step.copies and step.copies.out_bytes)):
+        notes.append(STAND_IN_NOTE)
+    if left_out := find_left_out(document, num_cards):
+        names = ", ".join(f"{name}: {value}" for name, value in left_out.items())
+        static_bytes = step.weight_bytes + step.state_bytes + step.gradient_bytes
+        notes.append(
+            f"left out, as HyperParallel does it with several processes: {names}. This rank has all weights, float32 "
+            f"weights, states and gradients ({format_bytes(static_bytes)}), which FSDP and expert parallel divide by "
+            "the ranks, and all activations, which tensor, context and pipeline parallel divide: each rank of the file "
+            "holds less"
+        )
+    count = num_micro_batches(document, num_cards)
+    if count > MAX_MICRO_BATCHES:
+        notes.append(
+            f"{MAX_MICRO_BATCHES} of {count} micro-batches ran: the others need no more. With --cards N, of "
+            "the training, a rank has fewer"
+        )
+    if document.value("optimizer", "type") == "Muon" and installed_version("mindspore").startswith("2.10."):
+        notes.append("Muon sets cube_math_type, which MindSpore has from 2.11 on: left out, it needs no memory")
+    return notes
+
+
+def find_left_out(document: Document, num_cards: int | None) -> Mapping[str, object]:
+    """Return the settings of `parallelism` that one process does not have, by key."""
+    names = (*PARALLEL_KEYS, "expert_parallel")
+    left_out: dict[str, object] = {name: size for name in names if (size := document.count("parallelism", name)) > 1}
+    shards = document.value("parallelism", "data_parallel_shard")
+    if (shards in (None, -1) and (num_cards or 0) > 1) or (isinstance(shards, int) and shards > 1):
+        left_out["data_parallel_shard"] = shards if shards is not None else -1
+    if document.value("parallelism", "cpu_offload") is True:
+        left_out["cpu_offload"] = True
+    return left_out

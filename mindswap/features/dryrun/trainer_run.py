@@ -1,0 +1,189 @@
+"""Dry run of the trainer of MindFormers 2.x (PyNative) on MindSpore's Ascend backend, in one process."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindswap.config.nodes import Document
+from mindswap.config.problem import Level, Location, Problem
+from mindswap.errors import LaunchError, PolicyError
+from mindswap.features.dryrun.backend import StatusCallback, ascend_backend, wait
+from mindswap.features.dryrun.trainer_config import TrainerRequest
+from mindswap.policy.formats.mindformers2.tables import RULE
+from mindswap.rules.machine.software import ANY_VERSION, installed_version
+from mindswap.runtime.logs.read import find_last_error, read_tail
+from mindswap.system.children import module_command, started
+
+PROGRAM = "mindswap.adapters.pynative.trainer_dry_run"
+MINDSPORE, MINDFORMERS = "2.10.0", "2.1.0"
+LOG = "log.txt"
+MAX_S = 7200.0
+_SET_LINE = re.compile(
+    r"Set (?:layer swap|select swap|full recompute|select recompute|select comm recompute) at layer \d+.*"
+)
+
+
+@dataclass(frozen=True)
+class StepCopies:
+    """StepCopies between device and host memory in a step."""
+
+    out_bytes: int
+    back_bytes: int
+    num_out: int
+    num_back: int
+    peak_host_bytes: int  # pinned host memory
+
+
+@dataclass(frozen=True)
+class TrainerStep:
+    """Device memory of a step of MindFormers' trainer in bytes, without fragments and workspaces.
+
+    Attributes:
+        num_layers: layers, without those for multi-token prediction.
+        phase_peaks: peak of `forward`, `backward` and `optimizer`.
+        before_bytes: allocated before the step.
+        kept_bytes: allocated by the forward pass and kept for backward.
+        gradient_bytes: gradients at the end of the last backward pass.
+        weight_bytes: parameters of the network.
+        state_bytes: float32 weights and states of the optimizer.
+        trained_bytes: parameters of the network that are trained.
+        reserved_bytes: memory that the pool took at most, with fragments, in its blocks of 1 GiB.
+        added_by_layer: what the forward pass of each layer allocates beyond what it frees; in order, with the layers
+            for multi-token prediction; empty if extrapolated.
+        copies: swapped memory; None if HyperParallel itself did it.
+        uses_stand_in: whether the stand-in for HyperParallel was used.
+        set_lines: lines of MindFormers on recomputed and swapped layers.
+        wall_s: time of the process in seconds.
+    """
+
+    num_layers: int
+    phase_peaks: Mapping[str, int]
+    before_bytes: int
+    kept_bytes: int
+    gradient_bytes: int
+    weight_bytes: int
+    state_bytes: int
+    trained_bytes: int
+    reserved_bytes: int
+    added_by_layer: tuple[int, ...]
+    copies: StepCopies | None
+    uses_stand_in: bool
+    set_lines: tuple[str, ...] = ()
+    wall_s: float = 0.0
+
+    @property
+    def pass_peak_bytes(self) -> int:
+        """Peak of forward and backward."""
+        return max(self.phase_peaks["forward"], self.phase_peaks["backward"])
+
+    @property
+    def used_peak_bytes(self) -> int:
+        """Peak of the step."""
+        return max(self.phase_peaks.values())
+
+    @property
+    def peak_phase(self) -> str:
+        """Phase with the peak of the step."""
+        return max(self.phase_peaks, key=lambda phase: self.phase_peaks[phase])
+
+
+def require_mindformers_2x(document: Document) -> None:
+    """Require that this Python has MindFormers 2.x and a MindSpore on which its trainer runs.
+
+    Raises:
+        PolicyError: with the versions, and the commands that install them.
+    """
+    mindformers, mindspore = installed_version("mindformers"), installed_version("mindspore")
+    if os.environ.get(ANY_VERSION) == "1" and mindformers.startswith("2."):
+        return
+    if mindformers == MINDFORMERS and mindspore == MINDSPORE and importlib.util.find_spec("mindspore") is not None:
+        return
+    entry = document.entry("training")
+    location = entry.location if entry is not None else Location(document.file)
+    have = ", ".join(
+        f"{name} {text or 'is missing'}" for name, text in (("mindformers", mindformers), ("mindspore", mindspore))
+    )
+    message = f"a configuration of MindFormers 2.x (PyNative), whose trainer this Python does not have: {have}"
+    fix = (
+        f"in a checkout of mindswap: make .venv-2x/.installed, then .venv-2x/bin/mindswap dryrun {document.file}; it "
+        "installs what docs/versions.md lists"
+    )
+    allowed = f"mindformers {MINDFORMERS} with mindspore {MINDSPORE}; {ANY_VERSION}=1 tries another 2.x"
+    raise PolicyError([Problem(location, RULE, Level.ERROR, message, allowed, fix)])
+
+
+def run_trainer(request: TrainerRequest, folder: Path, report_status: StatusCallback) -> TrainerStep:
+    """Run the trainer in a process of its own until it ends.
+
+    Args:
+        request: what to run.
+        folder: folder for its files; it is created.
+        report_status: called now and then, with a line on the progress.
+
+    Raises:
+        LaunchError: the process failed, with its last error and the path of its log.
+    """
+    folder.mkdir(parents=True)
+    asked, answered, log = folder / "request.json", folder / "result.json", folder / LOG
+    asked.write_text(json.dumps({"config": request.config, "sample": request.sample}), encoding="utf-8")
+    begin_s = time.monotonic()
+    with log.open("wb") as file, contextlib.ExitStack() as stack:
+        first, variables = ascend_backend(stack)
+        variables |= {"MS_SIMULATION_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
+        command = module_command(PROGRAM, str(asked.absolute()), str(answered.absolute()), first=first)
+        streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+        with started(command, variables, cwd=folder, **streams) as process:
+            ended = wait(process, log, report_status, lambda: time.monotonic() - begin_s > MAX_S)
+    result = _read_result(answered)
+    if ended.code != 0 or result is None or "error" in result:
+        raise LaunchError(_failure_message(ended.code, result, log))
+    return read_step(request.num_layers, result, log, time.monotonic() - begin_s)
+
+
+def read_step(num_layers: int, result: Mapping[str, Any], log: Path, wall_s: float) -> TrainerStep:
+    """Return the step of a result file, with the lines of its log on swap and recompute."""
+    moved = result["moved"]
+    names = (
+        *("before_bytes", "kept_bytes", "gradient_bytes", "weight_bytes", "state_bytes", "trained_bytes"),
+        *("reserved_bytes", "uses_stand_in"),
+    )
+    return TrainerStep(
+        num_layers=num_layers,
+        phase_peaks=result["peaks"],
+        added_by_layer=tuple(result["added_by_layer"]),
+        copies=StepCopies(**{name: moved[name] for name in StepCopies.__dataclass_fields__}) if moved else None,
+        set_lines=tuple(_SET_LINE.findall(log.read_text("utf-8", errors="replace"))),
+        wall_s=wall_s,
+        **{name: result[name] for name in names},
+    )
+
+
+def _read_result(path: Path) -> dict[str, Any] | None:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data
+
+
+def _failure_message(code: int | None, result: Mapping[str, Any] | None, log: Path) -> str:
+    if result is not None and "error" in result:
+        return f"dry run: {result['error']}"
+    if code == -signal.SIGKILL:
+        cause = "the process was killed, as the kernel does when host memory is used up; --layers N runs fewer layers"
+    elif code is None:
+        cause = f"given up after {MAX_S:.0f} s"
+    elif code < 0:
+        cause = f"the backend crashed ({signal.Signals(-code).name})"
+    else:
+        cause = find_last_error(read_tail(log)) or f"exit code {code}"
+    return f"dry run: {cause}\n    log:     {log}"

@@ -1,0 +1,73 @@
+"""Dry runs with the trainer of MindFormers 2.1.0 on MindSpore's Ascend backend, without a card."""
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mindswap import cli
+
+
+def has_mindformers_2x() -> bool:
+    try:
+        return version("mindformers").startswith("2.")
+    except PackageNotFoundError:
+        return False
+
+
+pytestmark = [
+    pytest.mark.mindspore,
+    pytest.mark.mindformers2,
+    pytest.mark.skipif(not has_mindformers_2x(), reason="make test-2x runs it where MindFormers 2.x is"),
+]
+
+SMALL = Path(__file__).parents[2] / "data/qwen3_2x.yaml"
+MIB = 1 << 20
+# Measured with a script of its own around the same trainer, on 2026-11-29 (issue 51).
+OFF, RECOMPUTED, SWAPPED = 9110, 6133, 6656
+
+
+def answer(capsys, *words: str) -> dict:
+    assert cli.main(["dryrun", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def changed(recompute: dict, folder: Path) -> str:
+    """The file with a section `recompute` in place of its swap."""
+    data = yaml.safe_load(SMALL.read_text("utf-8")) | {"recompute": recompute}
+    del data["swap"]
+    file = folder / "small.yaml"
+    file.write_text(yaml.safe_dump(data), encoding="utf-8")
+    return str(file)
+
+
+def test_off_and_swap_need_what_the_trainer_needed_alone(capsys):
+    swapped = answer(capsys, str(SMALL), "--against", "none")
+    off, (stage,) = swapped["against"], swapped["stages"]
+    assert swapped["used_peak_bytes"] / MIB == pytest.approx(SWAPPED, rel=0.005)
+    assert off["used_peak_bytes"] / MIB == pytest.approx(OFF, rel=0.005)
+    (run,) = stage["runs"]
+    assert run["copies_out"] == run["copies_back"] == 7 * 24
+    assert run["copied_bytes"] / MIB == pytest.approx(2902, rel=0.005)
+    assert run["set_lines"] == [f"Set layer swap at layer {index}" for index in range(7)]
+
+
+def test_full_recompute_needs_what_the_trainer_needed_alone(tmp_path, capsys):
+    recomputed = answer(capsys, changed({"mode": "full", "full_recompute_layer": ["0-7"]}, tmp_path))
+    assert len(recomputed["stages"][0]["runs"][0]["set_lines"]) == 8
+    assert recomputed["used_peak_bytes"] / MIB == pytest.approx(RECOMPUTED, rel=0.005)
+
+
+def test_layers_are_on_a_straight_line(capsys):
+    extrapolated = answer(capsys, str(SMALL), "--layers", "4,6", "--cards", "1")
+    assert extrapolated["stages"][0]["is_exact"] is False
+    assert extrapolated["used_peak_bytes"] / MIB == pytest.approx(SWAPPED, rel=0.005)
+
+
+def test_what_the_stand_in_does_not_do_is_refused_by_name(tmp_path, capsys):
+    section = {"mode": "full", "full_recompute_layer": ["0-1"], "exclude_op": {"mlp": ["0-1"]}}
+    assert cli.main(["dryrun", changed(section, tmp_path), "--layers", "2"]) == 1
+    error = capsys.readouterr().err
+    assert "recompute.exclude_op" in error and "stand-in for HyperParallel" in error
