@@ -80,7 +80,7 @@ def improve(
     forward_ns: int,
     starts: Sequence[np.ndarray] = (),
     first: Sequence[np.ndarray] = (),
-    min_rearranged: int = MIN_REARRANGED,
+    min_rearranged: int | None = None,
 ) -> None:
     """Improve the best assignment of a search until a local optimum or the limit of simulations.
 
@@ -92,7 +92,7 @@ def improve(
         forward_ns: forward time of a micro-batch, which hides offloads.
         starts: further assignments to start from, best first.
         first: assignments to start from before the best one.
-        min_rearranged: minimum number of simulations for permutations and other distances.
+        min_rearranged: minimum number of simulations for permutations and other distances; `MIN_REARRANGED` by default.
     """
     if search.best is None:
         raise AssertionError("a search without a simulation")
@@ -102,7 +102,8 @@ def improve(
         _climb(search, start, forward_ns)
     chance = random.Random(0)
     if search.best.size > SMALL_PROBLEM_DECISIONS:
-        if search.score(search.best).fits and _rearrange(search, chance, min_rearranged):
+        num_rearranged = MIN_REARRANGED if min_rearranged is None else min_rearranged
+        if search.score(search.best).fits and _rearrange(search, chance, num_rearranged):
             _climb(search, search.best, forward_ns)
         return
     for _ in range(NUM_PERTURBATIONS):
