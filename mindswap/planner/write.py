@@ -3,17 +3,19 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from mindswap.config.nodes import Document
 from mindswap.config.section_edits import rewrite_section
 from mindswap.planner.problem import Plan
+from mindswap.planner.stage_counts import counted_sections
 from mindswap.policy.cell_tree import SEPARATOR, CellNode, match_pattern, split_pattern
 from mindswap.policy.equivalence import policy_sections
 from mindswap.policy.model import ENTRY_FIELDS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.units import format_bytes, format_time
 
-# Comment of a plan that only recomputes: with swap off MindFormers takes counts per stage and no lists of layers, and
-# without `op_swap` it swaps its default operators.
+# Comment of a plan that only recomputes and that counts cannot express: lists of layers need swap. Without `op_swap`
+# MindFormers swaps its default operators.
 NOTHING_IS_SWAPPED = "nothing is swapped: lists of layers in recompute_config need swap: True"
 # Limit of alternatives in one part of a pattern, for readability.
 MAX_ALTERNATIVES = 4
@@ -35,7 +37,7 @@ def write_plan(text: str, document: Document, plan: Plan, num_layers: int, devic
         PolicyError: if the way the text is written does not allow the edit.
     """
     data = document.data()
-    sections = policy_sections(written_policy(plan.policy), data, num_layers)
+    sections = plan_sections(plan.policy, document, num_layers)
     mindswap_section = {
         **(sections.get("mindswap") or data.get("mindswap") or {}),
         "memory": _size_text(plan.budget_bytes),
@@ -46,6 +48,18 @@ def write_plan(text: str, document: Document, plan: Plan, num_layers: int, devic
             comment += f"\n{NOTHING_IS_SWAPPED}"
         text = rewrite_section(text, name, value, comment, document.file)
     return text
+
+
+def plan_sections(policy: Policy, document: Document, num_layers: int) -> dict[str, dict[str, Any]]:
+    """Return the sections of a plan: counts with swap off for a plan that only recomputes, if they can express it.
+
+    Args:
+        policy: policy of the plan.
+        document: configuration.
+        num_layers: layers of the model.
+    """
+    counted = counted_sections(policy, document, num_layers)
+    return counted or policy_sections(written_policy(policy), document.data(), num_layers)
 
 
 def written_policy(policy: Policy) -> Policy:

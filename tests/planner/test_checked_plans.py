@@ -47,10 +47,11 @@ PLANS = {
 }
 
 
-def recorded_step(name: str) -> Step:
+def recorded_step(name: str, config: Path | None = None) -> Step:
+    """The step of a model, as another file configures it if one is given."""
     data = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))
     captured = from_plain(data, {cls.__name__: cls for cls in STEP_CLASSES})
-    return load_step(str(CONFIGS[name]), captured=captured)
+    return load_step(str(config or CONFIGS[name]), captured=captured)
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from mindswap.planner.planning import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, YOURS, Allow, Compared, Objective, Plan, PlanProblem
 from mindswap.planner.session import PlanSession
 from mindswap.planner.solver.search import Progress
+from mindswap.planner.stage_counts import counted_sections, in_first_layers, only_recomputes
 from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.planner.write import compact_policy, write_plan, written_policy
 from mindswap.policy.equivalence import rewrite_for_swap, with_swap_enabled
@@ -40,6 +41,8 @@ __all__ = [
     "planned_text", "restrict_to_compilable", "usable_budget",
 ]  # fmt: skip
 
+# A plan that only recomputes may be so many thousandths slower as counts of layers; plans that are tried for that.
+COUNTS_PERMILLE, MAX_COUNTED = 5, 3
 # Plans that are made at most until one fits with its fragments: each takes as long as a plan without them.
 MOST_POOL_PLANS = 4
 
@@ -77,6 +80,8 @@ class StepPlan:
         """The policy as sections of the configuration, by section name."""
         if is_2x(self.step.document):
             return sections_2x(self.policy, len(self.step.model.captured.sample.layer_map))
+        if counted := counted_sections(self.policy, self.step.document, self.step.model.captured.num_layers):
+            return counted
         no_recompute: dict[str, Any] = {"recompute_config": {"recompute": False}}  # of a disabled policy
         return no_recompute | written_policy(self.policy).to_config()
 
@@ -266,6 +271,7 @@ class StepPlanner:
             source = f"{source}; {fragments}" if source else fragments
         if not isinstance(step.model, LayerSwapModel2x):
             plan = compact(step, without_warnings(step, problem, plan))
+            plan = self._in_first_layers(problem, plan, search)
         plan = replace(
             plan,
             compared=(*evaluate_file_policy(problem, self.file_step), *plan.compared),
@@ -274,6 +280,38 @@ class StepPlanner:
             least_budget_bytes=with_fragments(device, plan.least_budget_bytes),
         )
         return StepPlan(step, problem, plan, source, usable_budget(step, memory).without_fragments(device))
+
+    def _in_first_layers(
+        self, problem: PlanProblem, plan: Plan, search: Callable[[PlanProblem], Plan], budget_bytes: int = 0
+    ) -> Plan:
+        """Return a plan that only recomputes in the first layers of each stage, if that fits and is as fast.
+
+        The peak may be higher by a tensor of a layer; then a plan for so much less memory is tried.
+        """
+        step, model = self.step, self.step.model
+        first = None
+        if plan.fits and step.path is not None and only_recomputes(plan.policy):
+            first = in_first_layers(plan.policy, step.document, model.captured.num_layers)
+        if first is None or counted_sections(first, step.document, model.captured.num_layers) is None:
+            return plan
+        tried, limit_ns = plan, plan.step_time_ns * (1000 + COUNTS_PERMILLE) // 1000
+        for _ in range(MAX_COUNTED):
+            first = in_first_layers(tried.policy, step.document, model.captured.num_layers)
+            evaluation = evaluate(problem, first) if first is not None and only_recomputes(tried.policy) else None
+            if first is None or evaluation is None or evaluation.step_time_ns > limit_ns:
+                break
+            if evaluation.fits:
+                return replace(
+                    plan,
+                    policy=first,
+                    step_time_ns=evaluation.step_time_ns,
+                    stage_peak_bytes=evaluation.stage_peak_bytes,
+                    host_bytes=evaluation.host_bytes,
+                )
+            excess_bytes = evaluation.peak_bytes - problem.budget_bytes
+            budget_bytes = (budget_bytes or problem.budget_bytes) - excess_bytes
+            tried = compact(step, search(replace(problem, budget_bytes=budget_bytes)))
+        return plan
 
     def _search_of(self, problem: PlanProblem, progress: Progress, simple: bool) -> Callable[[PlanProblem], Plan]:
         """Return the search of one question: a function of the problem, of which the budget may change."""
@@ -416,6 +454,9 @@ def planned_text(step: LoadedStep, plan: Plan, target: str) -> str:
     if is_2x(step.document):
         return planned_text_2x(step, plan, target)
     text, policy = step.config_text(), written_policy(plan.policy)
+    counted = counted_sections(plan.policy, step.document, step.model.captured.num_layers)
+    if counted is not None:
+        policy = Policy(is_swap_enabled=False)  # `counted_sections` has read the counts
     if policy.is_swap_enabled:
         file_document = parse_document(text, step.document.file)
         text = rewrite_for_swap(text, file_document, step.document)

@@ -9,9 +9,9 @@ from mindswap.config.render import document_from_data
 from mindswap.features.simulate import LoadedStep
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.problem import Plan, PlanProblem
-from mindswap.planner.write import written_policy
+from mindswap.planner.write import plan_sections
 from mindswap.policy.cell_tree import CellNode, match_pattern
-from mindswap.policy.equivalence import policy_sections, with_swap_enabled
+from mindswap.policy.equivalence import with_swap_enabled
 from mindswap.policy.model import ENTRY_FIELDS, NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import Decision, Path, Treatment, resolve_layer
 from mindswap.rules.checker import check_document
@@ -90,9 +90,9 @@ def num_new_warnings(step: LoadedStep, policy: Policy, known: set[str]) -> int:
         policy: policy to write into it.
         known: rules that do not count, because the configuration violates them without the policy.
     """
-    data = step.document.data()
-    sections = policy_sections(written_policy(policy), data, step.model.captured.num_layers)
-    checked = check_document(document_from_data({**data, **sections}, step.document.file), _num_layers(step))
+    sections = plan_sections(policy, step.document, step.model.captured.num_layers)
+    document = document_from_data({**step.document.data(), **sections}, step.document.file)
+    checked = check_document(document, _num_layers(step))
     return sum(found.level is Level.WARNING and found.rule not in known for found in checked.problems)
 
 
