@@ -9,7 +9,7 @@ from mindswap.simulator.memory import interval_times
 from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.memory_pool import UNIT_BYTES, Buffer, MemoryPool
 from mindswap.simulator.optimizer_allocations import Allocation, FinalGradient
-from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.timeline import Timeline
 
 # MindSpore asks its Ascend pool for this much more than the size of a tensor: in dry runs, tensors of a multiple of 512
@@ -42,6 +42,7 @@ class _Intervals:
     end_ns: np.ndarray
     size_bytes: np.ndarray
     is_gradient: np.ndarray
+    is_sent: np.ndarray  # a tensor that a Send reads or writes
 
     def events(self) -> Iterator[tuple[int, bool]]:
         """Yield intervals with whether they are allocated, in order; the last ones are those of the end of backward."""
@@ -93,20 +94,33 @@ def _intervals_of(timeline: Timeline, stage: int) -> _Intervals:
         end_ns=end_ns[selected],
         size_bytes=intervals.size_bytes[selected],
         is_gradient=intervals.kind[selected] == MemoryKind.GRADIENT,
+        is_sent=_is_send(timeline, intervals.end[selected]),
     )
+
+
+def _is_send(timeline: Timeline, references: np.ndarray) -> np.ndarray:
+    """Return whether each reference to an operator or a copy is to a Send."""
+    kinds = timeline.program.ops.kind
+    is_operator = references >= 0
+    return is_operator & (kinds[np.where(is_operator, references, 0)] == OpKind.SEND)
 
 
 def _replay_optimizer(
     pool: MemoryPool, intervals: _Intervals, buffers: dict[int, Buffer], allocations: StageAllocations
 ) -> None:
-    """Replay the end of the step: gradients are freed one by one when they are scaled, all other buffers before."""
+    """Replay the end of the step.
+
+    Gradients are freed one by one when they are scaled. What is sent is never freed, because nothing waits for the last
+    Send before the end of the step; all other buffers are freed at the start.
+    """
     tensors: dict[tuple[int, str], Buffer] = {}
     for position, gradient in enumerate(allocations.gradients):
         same = (n for n in buffers if intervals.is_gradient[n] and intervals.size_bytes[n] == gradient.backward_bytes)
         if (number := next(same, None)) is not None:
             tensors[position, "gradient"] = buffers.pop(number)
-    for buffer in buffers.values():
-        pool.release(buffer)
+    for number, buffer in buffers.items():
+        if not intervals.is_sent[number]:
+            pool.release(buffer)
     for tensor, size_bytes in allocations.optimizer:
         if size_bytes:
             tensors[tensor] = pool.allocate(size_bytes + PADDING_BYTES)

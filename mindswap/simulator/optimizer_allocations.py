@@ -93,23 +93,26 @@ def optimizer_allocations(
         gradients: the gradient of each.
         settings: optimizer and its options.
     """
-    for position, gradient in enumerate(gradients):
-        yield Allocation((position, "scaled"), gradient.scaled_bytes)
+    # The group of parameters without decay, vectors, is the second one. Compilers differ in the order of scaling.
+    order = sorted(range(len(parameters)), key=lambda position: len(parameters[position].shape) < 2)
+    for position in reversed(order) if settings.is_fused and settings.is_accumulating else order:
+        yield Allocation((position, "scaled"), gradients[position].scaled_bytes)
         yield Allocation((position, "gradient"), 0)
     last = "scaled"
     if settings.is_clipping:
         last = "clipped"
-        for position, gradient in enumerate(gradients):
-            yield Allocation((position, "clipped"), gradient.scaled_bytes)
+        for position in order:
+            yield Allocation((position, "clipped"), gradients[position].scaled_bytes)
             yield Allocation((position, "scaled"), 0)
     sizes = [_full_bytes(weight, settings) for weight in parameters]
     for tensor in _products(settings):
-        yield from (Allocation((position, tensor), sizes[position]) for position in reversed(range(len(sizes))))
-    for position, (weight, size_bytes) in enumerate(zip(parameters, sizes, strict=True)):
+        yield from (Allocation((position, tensor), sizes[position]) for position in reversed(order))
+    for position in order:
+        weight, size_bytes = parameters[position], sizes[position]
         if settings.is_state_offloaded:  # prefetched one after the other, and not released before the end
             states = enumerate(state_sizes(weight, settings))
             yield from (Allocation((position, f"state {number}"), state_bytes) for number, state_bytes in states)
-        for step in _update_steps(weight, position, settings):
+        for step in _update_steps(weight, position == order[0], settings):
             name = last if step == "-g" else step[1:]
             yield Allocation((position, name), size_bytes if step[0] == "+" else 0)
 
@@ -127,7 +130,7 @@ def _products(settings: StepSettings) -> str:
     return "pd" if settings.is_rate_constant and settings.is_decaying else "p"
 
 
-def _update_steps(weight: Parameter, position: int, settings: StepSettings) -> Iterator[str]:
+def _update_steps(weight: Parameter, is_first: bool, settings: StepSettings) -> Iterator[str]:
     """Return the allocations and releases of an update.
 
     A weight is decayed in its update if the factor is computed in each step; otherwise it is one of the products, if it
@@ -140,5 +143,5 @@ def _update_steps(weight: Parameter, position: int, settings: StepSettings) -> I
         left_out.add("-d")
     if settings.is_fused and weight.size_bytes == weight.num_elements * FLOAT32_BYTES:
         left_out |= {"+s", "-s"}
-    steps = SINGLE if not settings.is_fused else FUSED if position else FUSED_FIRST
+    steps = SINGLE if not settings.is_fused else FUSED_FIRST if is_first else FUSED
     return (step for step in steps.split() if step not in left_out)

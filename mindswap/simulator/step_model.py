@@ -228,7 +228,9 @@ class StepModel:
 
         The allocations of the simulated step are replayed in MindSpore's memory pool.
         """
-        if not self.costs.device.leaves_fragments or self.settings.plans_memory:
+        # A step with copies runs at `memory_optimize_level: O0`: SOMAS supports no host memory.
+        is_planned = self.settings.plans_memory and not len(simulated.timeline.program.copies)
+        if not self.costs.device.leaves_fragments or is_planned:
             return simulated.peaks_bytes
         return tuple(
             replay_memory_pool(simulated.timeline, stage, self._allocations(stage)) + static.workspace_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.policy.model import Policy
+from mindswap.policy.model import ALL_LAYERS, OpSwap, Policy
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.simulator.memory_pool import PERSISTENT_UNIT_BYTES, UNIT_BYTES, MemoryPool
@@ -103,5 +103,9 @@ def test_a_simulated_step_is_replayed_on_a_device_that_maps_no_pages():
     step.costs = CostTable(load_device("atlas_800t_a2", {"fragments": "0.09"}))
     for actual_bytes, peak_bytes in zip(step.actual_peaks_bytes(simulated), simulated.peaks_bytes, strict=True):
         assert peak_bytes <= actual_bytes < 2 * peak_bytes
+    replayed = step.actual_peaks_bytes(simulated)
     step.settings = replace(step.settings, plans_memory=True)
-    assert step.actual_peaks_bytes(simulated) == simulated.peaks_bytes
+    assert step.actual_peaks_bytes(simulated) == simulated.peaks_bytes != replayed
+    swapped = step.simulate(Policy(True, op_swap=(OpSwap(".*", ALL_LAYERS, 1),)))
+    assert len(swapped.timeline.program.copies)
+    assert step.actual_peaks_bytes(swapped) != swapped.peaks_bytes
