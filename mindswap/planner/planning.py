@@ -93,7 +93,8 @@ class Planner:
         key = (problem.settings, problem.num_cards_per_node)
         if key not in self._baselines:
             trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
-            policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in BASELINES}
+            names = [name for name, baseline in BASELINES.items() if baseline.is_planned]
+            policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in names}
             # If sequence pieces read caches of other pieces, full recompute is impossible.
             policies = {
                 name: entry for name, entry in policies.items() if has_whole or entry.layer_recompute == NO_LAYERS

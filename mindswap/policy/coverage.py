@@ -11,7 +11,7 @@ from typing import Any
 from mindswap.errors import MindswapError
 from mindswap.policy.cell_tree import CellNode, LayerTrees, Match, PatternError, match_pattern
 from mindswap.policy.formats.mindformers1.schema import default_operators
-from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, Policy
+from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 
 
 class Coverage:
@@ -107,6 +107,7 @@ class Baseline:
     title: str  # name in tables
     meaning: str  # settings in words
     policy: Callable[[Sequence[CellNode]], Policy]  # returns the policy for the trees of all layer classes
+    is_planned: bool = True  # plans are compared with it
 
 
 def _always(**fields: Any) -> Callable[[Sequence[CellNode]], Policy]:
@@ -123,7 +124,25 @@ def _select_recompute(trees: Sequence[CellNode]) -> Policy:
     )
 
 
+def _recompute_swap(trees: Sequence[CellNode]) -> Policy:
+    """Return recompute of all cells of a layer; the sums between them, which are their inputs, are swapped.
+
+    Recompute of a layer as a whole keeps its input on the device: MindSpore recomputes it as a function, so an
+    attribute of an operator inside makes no copy.
+    """
+    cells = (
+        child.name for tree in trees for child in tree.children if any(node.is_primitive for _, node in child.walk())
+    )
+    sums = [OpSwap(ADD, ALL_LAYERS, 10)] if any(match_pattern(ADD, tree) for tree in trees) else []
+    return Policy(
+        is_swap_enabled=True,
+        op_swap=tuple(sums),
+        select_recompute=tuple(OpRecompute(name, ALL_LAYERS) for name in dict.fromkeys(cells)),
+    )
+
+
 KEEP_ALL = "none"
+ADD = "add"  # the operator that adds the input of a layer to the output of a cell
 # The defaults of `recompute`, `select_recompute` and `swap` in MindFormers 1.9.0; full recompute is also
 # `--recompute-granularity full` of Megatron-LM.
 BASELINES: Mapping[str, Baseline] = {
@@ -142,6 +161,12 @@ BASELINES: Mapping[str, Baseline] = {
         "swap everything",
         "layer_swap of all layers, backward_prefetch: 10",
         _always(layer_swap=[LayerSwap(ALL_LAYERS, 10)]),
+    ),
+    "recompute-swap": Baseline(
+        "recompute, inputs swapped",
+        "every cell of a layer recomputed, op_swap of its inputs (add), backward_prefetch: 10",
+        _recompute_swap,
+        is_planned=False,
     ),
 }
 

@@ -60,6 +60,10 @@ WRITTEN = {
     "default-swap": "swap_config: {swap: True, default_prefetch: 1}",
     "default-swap-10": "swap_config: {swap: True, default_prefetch: 10}",
     "swap-everything": "swap_config: {swap: True, layer_swap: {backward_prefetch: 10, layers: True}}",
+    "recompute-swap": """
+swap_config: {swap: True, op_swap: [{op_name: add, backward_prefetch: 10, layers: True}]}
+recompute_config: {select_recompute: {attention_norm: True, ffn_norm: True, attention: True, feed_forward: True}}
+""",
 }
 
 
