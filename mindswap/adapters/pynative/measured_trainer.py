@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import mindspore as ms
+from mindformers.parallel_core import transformer_config
 from mindformers.pynative.distributed.activation_checkpoint import apply_ac
 from mindformers.pynative.trainer import Trainer
 from mindspore import nn
 
 from mindswap.adapters.pynative.hyper_parallel_stand_in.swap import Moved, moved
+from mindswap.adapters.versions import replaced
 from mindswap.errors import LaunchError
 
 PHASES = ("forward", "backward", "optimizer")
@@ -67,7 +70,10 @@ class MeasuredTrainer(Trainer):
         self.trained_bytes = _size_bytes(weight for weight in network.values() if weight.requires_grad)
 
     def _create_model(self, model: Any, model_config: Any) -> Any:
-        model = super()._create_model(model, model_config)
+        # In a dry run of graph mode experts get equal numbers of tokens, so MindFormers wants the sequence to be a
+        # multiple of them. The PyNative model does not ask whether this is a dry run.
+        with replaced(transformer_config, os=SimpleNamespace(environ={})):
+            model = super()._create_model(model, model_config)
         config, gpt_model = self.config, _find_gpt_model(model)
         apply_ac(
             gpt_model.decoder,

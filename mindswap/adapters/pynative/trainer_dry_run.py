@@ -22,6 +22,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import dataset, nn
+from mindspore.common.initializer import Zero
 from mindspore.common.parameter import Parameter
 
 from mindswap.adapters.pynative.hyper_parallel_stand_in import install_unless_present
@@ -58,7 +59,7 @@ def dry_run(config: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
     ms.set_context(mode=ms.PYNATIVE_MODE)
     uses_stand_in = install_unless_present()
     _name_device_of_empty_cells()
-    _share_memory_of_parameters()
+    _make_parameters_on_device()
     _accept_cube_math_type()
     from mindswap.adapters.pynative.measured_trainer import MeasuredTrainer
 
@@ -138,11 +139,11 @@ def _name_device_of_empty_cells() -> None:
     nn.Cell.to_empty = to_empty_on_device
 
 
-def _share_memory_of_parameters() -> None:
-    """Let parameters that are made from device tensors take their memory, without a copy on the host.
+def _make_parameters_on_device() -> None:
+    """Let parameters take the memory of device tensors that they are made from, and zeros be made on the device.
 
-    The copy has no values in a dry run, and takes 4 bytes of host memory for each weight, for the float32 weights of
-    the optimizer. The device memory is the same.
+    MindSpore copies both through arrays on the host, which have no values in a dry run and take 4 bytes of host memory
+    for each float32 weight and state of the optimizer. The device memory is the same.
     """
     new_arguments = Parameter._get_parameter_new_args
 
@@ -154,6 +155,16 @@ def _share_memory_of_parameters() -> None:
         return new_arguments(data, *arguments)
 
     Parameter._get_parameter_new_args = staticmethod(shared_arguments)
+    init_data = ms.Tensor.init_data
+
+    @functools.wraps(init_data)
+    def zeros_on_device(self: ms.Tensor, *arguments: Any, **options: Any) -> ms.Tensor:
+        if not isinstance(self.init, Zero) or arguments or options or self.nbytes < MIN_SHARED_BYTES:
+            return init_data(self, *arguments, **options)
+        self.init = None
+        return ms.mint.empty(self.shape, dtype=self.dtype, device="Ascend")
+
+    ms.Tensor.init_data = zeros_on_device
 
 
 def _accept_cube_math_type() -> None:

@@ -37,6 +37,8 @@ APPLIED_NOTE = (
     "dry run applies them as with several"
 )
 
+GROUPED_NOTE = "Muon updates weights in groups: the peak of the optimizer is on no line through two depths (--full)"
+
 
 def dry_run_trainer(
     document: Document,
@@ -85,7 +87,10 @@ def dry_run_trainer(
         has_cann=has_cann(),
         budget_bytes=None if is_alone else budget.usable_bytes,
         margin_permille=budget.margin_permille,
-        notes=tuple(_notes(document, step, num_cards)),
+        notes=(
+            *_notes(document, step, num_cards),
+            *([GROUPED_NOTE] if len(steps) > 1 and document.value("optimizer", "type") == "Muon" else []),
+        ),
     )
 
 

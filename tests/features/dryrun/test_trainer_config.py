@@ -15,7 +15,7 @@ from mindswap.features.dryrun.trainer_config import (
     truncate_layers,
 )
 
-SMALL = Path(__file__).parents[2] / "data/qwen3_2x.yaml"
+SMALL = Path(__file__).parents[3] / "docs/qwen3_2x.yaml"
 
 
 def document(**sections):

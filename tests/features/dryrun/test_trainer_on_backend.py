@@ -1,7 +1,7 @@
 """Dry runs with the trainer of MindFormers 2.1.0 on MindSpore's Ascend backend, without a card."""
 
 import json
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not has_mindformers_2x(), reason="make test-2x runs it where MindFormers 2.x is"),
 ]
 
-SMALL = Path(__file__).parents[2] / "data/qwen3_2x.yaml"
+SMALL = Path(__file__).parents[3] / "docs/qwen3_2x.yaml"
 MIB = 1 << 20
 # Measured with a script of its own around the same trainer, on 2026-11-29 (issue 51).
 OFF, RECOMPUTED, SWAPPED = 9110, 6133, 6656
@@ -64,6 +64,17 @@ def test_layers_are_on_a_straight_line(capsys):
     extrapolated = answer(capsys, str(SMALL), "--layers", "4,6", "--cards", "1")
     assert extrapolated["stages"][0]["is_exact"] is False
     assert extrapolated["used_peak_bytes"] / MIB == pytest.approx(SWAPPED, rel=0.005)
+
+
+# With experts, layers for multi-token prediction, and Muon; one whose sequence is no multiple of its experts.
+@pytest.mark.parametrize(
+    "name", ["deepseek3/pretrain_deepseek3_1b_8p_pynative.yaml", "deepseek4/pretrain_deepseek4_pro.yaml"]
+)
+def test_files_that_mindformers_ships(name, capsys):
+    (file,) = (path.locate() for path in files("mindformers") or () if str(path) == f"configs/{name}")
+    cli.main(["dryrun", str(file), "--layers", "2", "--cards", "8", "--json"])  # whether it fits is not the question
+    (stage,) = json.loads(capsys.readouterr().out)["stages"]
+    assert len(stage["added_by_layer"]) == 3 and min(stage["phase_peaks"].values()) > stage["before_bytes"]
 
 
 def test_what_the_stand_in_does_not_do_is_refused_by_name(tmp_path, capsys):

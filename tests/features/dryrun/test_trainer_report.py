@@ -13,7 +13,7 @@ from mindswap.features.dryrun.trainer_report import TrainerDryRun, format_traine
 from mindswap.features.dryrun.trainer_run import StepCopies, TrainerStep, read_step
 from tests.schema import load, misfits
 
-SMALL = str(Path(__file__).parents[2] / "data/qwen3_2x.yaml")
+SMALL = str(Path(__file__).parents[3] / "docs/qwen3_2x.yaml")
 MIB = 1 << 20
 STEP = TrainerStep(
     num_layers=4,
@@ -117,7 +117,7 @@ def test_a_python_without_mindformers_2x(monkeypatch, capsys):
     )
     assert cli.main(["dryrun", SMALL]) == 1
     text = capsys.readouterr().err
-    assert f"{SMALL}:1:1: error: a configuration of MindFormers 2.x (PyNative), whose trainer" in text
+    assert f"{SMALL}:2:1: error: a configuration of MindFormers 2.x (PyNative), whose trainer" in text
     assert "mindformers 1.9.0, mindspore 2.9.0 [form-2x]" in text
     assert "allowed: mindformers 2.1.0 with mindspore 2.10.0" in text and "make .venv-2x/.installed" in text
 
