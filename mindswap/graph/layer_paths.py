@@ -1,7 +1,7 @@
 """Layer index and cell path of operators whose scope is missing or belongs to another call of the same code."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved, find_dependents, first_source
@@ -154,8 +154,10 @@ def has_scope(node: Node) -> bool:
 def assign_layer_indices(graph: Graph) -> Graph:
     """Return the graph with the layer index of three kinds of operators corrected.
 
-    - An operator that the compiler created carries the layer of its input. If only another layer reads it, it moves to
-      that layer: for example the cast before a norm, whose input is the output of the previous layer.
+    - An operator that the compiler created carries the layer of its input, or none if no layer computes that. If only
+      another layer reads it, it moves to that layer: for example the cast before a norm, whose input is the output of
+      the previous layer or of the embedding. MindSpore recomputes it with that layer. An operator without a layer must
+      depend on a weight: masks and tables of one layer stay outside.
     - Masks and rotary tables are computed in every layer from inputs of the step, and the compiler merges them into the
       first layer. An operator that depends on no weight and is read by another layer gets no layer, so that a policy
       for the first layer does not affect the others. MindSpore recomputes it in each recomputed layer; here one copy is
@@ -165,13 +167,16 @@ def assign_layer_indices(graph: Graph) -> Graph:
     """
     layers = _layers_of_readers(graph)
     shared = _shared(graph)
+    unassigned = _find_unassigned(graph, layers)
     forward = []
     layer_of: dict[str, int] = {}  # layer of each value that a layer computes
     for node in graph.forward:
         layer_index = node.layer_index
         if node.name in shared:
             layer_index = None
-        elif layer_index is not None and not has_scope(node) and len(layers.get(node.name, ())) == 1:
+        elif node.name in unassigned or (
+            layer_index is not None and not has_scope(node) and len(layers.get(node.name, ())) == 1
+        ):
             (layer_index,) = layers[node.name]
         if layer_index is not None:
             layer_index = max([layer_index, *(layer_of[name] for name in node.inputs if name in layer_of)])
@@ -183,7 +188,7 @@ def assign_layer_indices(graph: Graph) -> Graph:
         layer_index = node.layer_index
         if node.is_duplicate and node.origin in shared:
             layer_index = None
-        elif layer_index is not None and moved.get(node.origin) is not None:
+        elif moved.get(node.origin) is not None and (layer_index is not None or node.origin in unassigned):
             layer_index = moved[node.origin]
         backward.append(node if layer_index == node.layer_index else replace(node, layer_index=layer_index))
     return replace(graph, forward=tuple(forward), backward=tuple(backward))
@@ -201,6 +206,27 @@ def _layers_of_readers(graph: Graph) -> dict[str, set[int]]:
         for name in node.inputs:
             layers.setdefault(name, set()).update(reader_layers)
     return layers
+
+
+def _find_unassigned(graph: Graph, layers: Mapping[str, Set[int]]) -> set[str]:
+    """Return the operators without a layer and a scope that depend on a weight and that only one layer reads.
+
+    Args:
+        graph: the step.
+        layers: from `_layers_of_readers`.
+    """
+    weighted = find_dependents(graph.forward, (node.name for node in graph.forward if node.op in WEIGHT_OPS))
+    read_outside: set[str] = set()
+    unassigned: set[str] = set()
+    for node in reversed(graph.forward):
+        if node.layer_index is not None or node.op in BOOKKEEPING_OPS or node.op in WEIGHT_OPS:
+            continue
+        is_of_layer = not has_scope(node) and len(layers.get(node.name, ())) == 1 and node.name not in read_outside
+        if is_of_layer and node.name in weighted:
+            unassigned.add(node.name)
+        else:
+            read_outside.update(node.inputs)
+    return unassigned
 
 
 def _shared(graph: Graph) -> set[str]:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.graph.layer_paths import assign_forward_layers, assign_gradient_layers
+from mindswap.graph.layer_paths import assign_forward_layers, assign_gradient_layers, assign_layer_indices
 from mindswap.graph.load import _split_scope
-from mindswap.graph.model import Saved
-from tests.graph.builders import node
+from mindswap.graph.model import Graph, Node, Saved
+from tests.graph.builders import graph, node
 
 
 @pytest.mark.parametrize(
@@ -195,3 +195,67 @@ def test_what_has_no_origin_is_where_its_first_input_is_and_a_copy_without_place
     assert [(n.name, n.layer_index, n.cell_path, n.origin) for n in placed] == [
         ("copy", 1, "mlp.up", ""), ("again", 1, "mlp.up", "mul1"), ("lost", None, "", ""),
     ]  # fmt: skip
+
+
+def scoped(*operator, **settings) -> Node:
+    """An operator of the model, whose scope names a cell."""
+    made = node(*operator, **settings)
+    return replace(made, scope=f"Default/model-Model/{made.name}")
+
+
+def first_norm(**changes) -> Graph:
+    """Embedding and the cast that the compiler puts before the norm of layer 0, which backward casts once more."""
+    forward = [
+        node("load", "Load", "▸w", layer=None),
+        scoped("embedding", "Gather", "load ids", layer=None, cell_path="embedding"),
+        replace(node("cast", "Cast", "embedding", layer=None, cell_path=""), **changes),
+        scoped("norm", "RmsNorm", "cast"),
+        scoped("add", "Add", "embedding norm"),
+        scoped("loss", "Sum", "add", layer=None, cell_path="loss"),
+    ]
+    backward = [
+        replace(node("cast_again", "Cast", "embedding_b", layer=None, is_duplicate=True), origin="cast"),
+        scoped("dnorm", "RmsNormGrad", "cast_again"),
+        replace(node("dcast", "Cast", "dnorm", layer=None), origin="cast"),
+    ]
+    return graph(forward, backward, "embedding")
+
+
+def layers_of(step: Graph) -> dict[str, int | None]:
+    return {made.name: made.layer_index for made in (*step.forward, *step.backward)}
+
+
+def test_an_operator_of_the_compiler_that_only_one_layer_reads_belongs_to_it():
+    """Witness: pretrain_deepseek_33b_16k of benchmarks/dryrun/broad.yaml runs the cast again in backward of layer 0."""
+    plain = first_norm()
+    before, after = layers_of(plain), layers_of(assign_layer_indices(plain))
+    assert {name for name in before if before[name] != after[name]} == {"cast", "cast_again", "dcast"}
+    assert {after[name] for name in ("cast", "cast_again", "dcast")} == {0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "readers"),
+    [
+        ({"scope": "Default/model-Model/Cast"}, ()),  # an operator of the model
+        ({"inputs": ("ids",)}, ()),  # a mask: it depends on no weight
+        ({}, [node("other", "Mul", "cast add", layer=1)]),  # another layer reads it
+        ({}, [node("other", "Mul", "cast", layer=None, cell_path="loss")]),  # the loss reads it
+        (
+            {},
+            [replace(node("copy", "Cast", "cast", layer=None, cell_path=""), scope="Default/copy")],
+        ),  # nobody's reader
+    ],
+)
+def test_an_operator_outside_the_layers_stays_there(changes, readers):
+    step = first_norm(**changes)
+    step = replace(step, forward=(*step.forward, *readers))
+    assert layers_of(assign_layer_indices(step)) == layers_of(step)
+
+
+def test_a_chain_of_operators_of_the_compiler_belongs_to_the_layer_that_reads_its_end():
+    step = first_norm()
+    copy = node("copy", "Cast", "cast", layer=None, cell_path="")
+    forward = [replace(made, inputs=("copy",)) if made.name == "norm" else made for made in step.forward]
+    step = replace(step, forward=(*forward[:3], copy, *forward[3:]))
+    after = layers_of(assign_layer_indices(step))
+    assert (after["cast"], after["copy"], after["embedding"]) == (0, 0, None)

@@ -68,5 +68,6 @@ def small_model(
 
 
 def _node(name: str, op: str, inputs: str, layer: int | None, cell: str = "") -> Node:
-    scope = f"Default/layers-CellList/{layer}-Layer/{cell}-{cell.title()}/{name}" if cell else f"Default/{name}"
+    place = f"layers-CellList/{layer}-Layer/{cell}-{cell.title()}" if cell else "model-Model"
+    scope = f"Default/{place}/{name}"
     return Node(name, op, layer, cell, scope, tuple(inputs.split()), (TYPE,), {})
