@@ -244,6 +244,8 @@ def _closing_memory(parameters: Sequence[Parameter], rule: GradientRule, setting
             products = 0
         else:
             updating = tensors.num_in_update(position) * each
+            if parameter.size_bytes < parameter.num_elements * FLOAT32_BYTES:
+                updating = max(updating, tensors.num_in_last_kernel * each - scaled)
             products = tensors.num_products * each
         if updating - gone > most:
             # A fused update frees the gradient before its last kernel, which has a temporary more.
@@ -259,6 +261,8 @@ class _OptimizerTensors(NamedTuple):
     num_products: int  # computed for all weights before the first update
     num_updating: int  # in the update of a weight, in addition to its gradient and products
     num_updating_first: int  # likewise of the first weight
+    # in the last kernel of the update of a weight that is stored in 16 bits; its gradient is freed. 0: not known
+    num_in_last_kernel: int = 0
 
     @property
     def num_with_states(self) -> int:
@@ -277,14 +281,15 @@ def _optimizer_tensors(settings: StepSettings) -> _OptimizerTensors:
     `1 - beta1`. The weight is decayed in between, `weight * (1 - rate * decay)`: for all weights before the first
     update if that factor is a constant other than 1, and else in the update of each weight. At jit_level O1 the
     sum is one kernel; the second moment takes as much, a copy, its product with `beta2`, and the decayed weight. Only
-    the first weight is decayed later, because its factor is computed in between
-    (docs/internals/notes.md#end-of-a-step).
+    the first weight is decayed later, because its factor is computed in between. The last kernel reads copies of both
+    moments and the decayed weight, and writes the weight; one that is stored in 16 bits it returns in float32, and
+    another kernel casts and writes it (docs/internals/notes.md#end-of-a-step).
     """
     if settings.optimizer not in UNFUSED_OPTIMIZERS:
         return _OptimizerTensors(0, 0, 0)
     num_decayed = 0 if settings.is_rate_constant else 1
     if settings.is_fused:
-        return _OptimizerTensors(0, 2 + num_decayed, 2)
+        return _OptimizerTensors(0, 2 + num_decayed, 2, 3 + num_decayed)
     num_products = 2 if settings.is_rate_constant and settings.is_decaying else 1
     return _OptimizerTensors(num_products, 2 + num_decayed, 2 + num_decayed)
 

@@ -216,6 +216,29 @@ def test_weights_are_updated_in_turn(settings, sizes_kib, closing_kib):
     assert _closing_memory(weights, GradientRule(), settings).total_bytes == closing_kib * KIB
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_summed", "sizes_kib", "closing_kib"),
+    [
+        # Sums of 1 and 2 KiB are copied. Of the second weight both moments, the decayed and the new weight of 4 KiB in
+        # float32, without both gradients: 4 * 4 - 3.
+        ({}, True, (1, 2), 3 + 16 - 3),
+        # Of the first weight, without its gradient: 4 * 4 - 2.
+        ({}, True, (2, 1), 3 + 16 - 2),
+        # Nothing is decayed: both moments and the new weight, without both gradients.
+        ({"is_rate_constant": True}, True, (1, 2), 3 + 12 - 3),
+        # Gradients in float32 are 3 KiB more than those that backward leaves: 4 * 4 - 4 without the first, 2.
+        ({}, False, (1, 2), 3 + 12 - 2),
+        # Single operators: as if stored in float32, 2 + 4 of products, and three of the second without the first.
+        ({"is_fused": False}, True, (1, 2), 3 + 6 + 12 - 1 - 2),
+    ],
+)
+def test_the_new_value_of_a_weight_in_16_bits_is_a_tensor_of_float32(settings, is_summed, sizes_kib, closing_kib):
+    # Witness: finetune_codellama_34b_16p full of benchmarks/dryrun/broad.yaml: 4375 and 4219 MiB.
+    weights = [Parameter("w", size * KIB, size * KIB // 2) for size in sizes_kib]
+    settings = replace(SETTINGS, **{"optimizer": "AdamW", "is_fused": True} | settings)
+    assert _closing_memory(weights, GradientRule(is_summed), settings).total_bytes == closing_kib * KIB
+
+
 def test_what_waited_for_communication_makes_room_for_the_optimizer():
     """1 KiB that an AllReduce has read is gone when the 3 KiB of products are made."""
     assert model(optimizer="AdamW", is_rate_constant=True, data_parallel=2).layout.closing_bytes == (2 * KIB,)
