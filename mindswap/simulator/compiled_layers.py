@@ -12,6 +12,7 @@ from dataclasses import replace
 from mindswap.config.step_settings import StepSettings
 from mindswap.errors import SimulationError
 from mindswap.graph.analysis.saved_tensors import Label, Names, find_boundary_operators
+from mindswap.graph.analysis.weight_copies import find_weight_casts
 from mindswap.graph.layer_paths import assign_layer_indices
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.passes.fusion import merge_equal
@@ -47,6 +48,9 @@ class CompiledLayers:
         # once in a step, for all micro-batches.
         self.graph, self.gathers, self.per_step_operators = gathered.graph, gathered.collectives, gathered.computed_once
         self._named = normalize_saved_names(self.graph)  # input of `rewrite_graph`
+        # With several micro-batches a cast of a weight is recomputed with a cell around it, not if a policy names it
+        # (docs/internals/notes.md#recomputed-weight-casts).
+        self._computed_once = find_weight_casts(self.graph) if settings.num_micro_steps > 1 else frozenset()
         self.reads_caches = cache_readers(self.graph)  # operators that cannot be recomputed with split sequences
         # The step without any policy, with equal operators merged.
         self.plain = replace(source, graph=self.graph)
@@ -74,7 +78,8 @@ class CompiledLayers:
         """
         key = layer_key(policy, layer_index)
         if key not in self._recent:
-            settings = settings_of_policy(self._named, self._paths, self.decisions(policy, layer_index))
+            decisions = self.decisions(policy, layer_index)
+            settings = settings_of_policy(self._named, self._paths, decisions).without_named(self._computed_once)
             self._refuse_caches(settings.recomputed)
             graph = merge_equal(self._named, settings.of) if self.source.has_all_tags else self._named
             while len(self._recent) >= NUM_RECENT:

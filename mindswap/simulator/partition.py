@@ -12,6 +12,7 @@ from types import MappingProxyType
 from mindswap.errors import SimulationError
 from mindswap.graph.analysis.collectives import Collective
 from mindswap.graph.analysis.saved_tensors import Names
+from mindswap.graph.analysis.weight_copies import find_weight_copies
 from mindswap.graph.analysis.work import Work
 from mindswap.graph.constants import constant_operators
 from mindswap.graph.model import Graph, Node
@@ -58,10 +59,8 @@ class BlockBuilder:
     ):
         if not graph.has_lazy_inline:
             raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
-        # If backward reads a weight in its stored type, each of several micro-batches copies the weight and keeps the
-        # copy until then; a single micro-batch does not (docs/internals/notes.md#weights-copied-for-backward).
-        saved_names = {entry.forward_name for entry in graph.saved} if rule.is_summed else set()
-        copied = frozenset(node.name for node in graph.forward if node.op == "TensorMove" and node.name in saved_names)
+        # A single micro-batch copies no weights.
+        copied = find_weight_copies(graph) if rule.is_summed else frozenset()
         static = constant_operators(graph).keys() if rule.is_summed else frozenset()
         self.step = step = StepReader(
             graph=graph,
@@ -71,7 +70,7 @@ class BlockBuilder:
             collective_ns=collective_ns,
             per_step_operators=per_step_operators,
             is_fused=is_fused,
-            is_swapping=is_swapping,
+            is_merging_casts=not (is_swapping or rule.is_summed),
             copied=copied,
             static=static,
         )

@@ -111,7 +111,7 @@ class StepReader:
     collective_ns: Callable[[Collective], int]
     per_step_operators: Set[str]
     is_fused: bool
-    is_swapping: bool = False
+    is_merging_casts: bool = True  # recomputed casts of weights run once: see `of_weights`
     copied: Set[str] = frozenset()  # copies of weights that occupy memory
     static: Set[str] = frozenset()  # operators on constants, computed once in a step: `graph.constants`
     ops: dict[OpList, list[BlockOp | UntimedOp]] = field(default_factory=dict)  # in execution order
@@ -119,10 +119,10 @@ class StepReader:
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
     unwritten: set[str] = field(default_factory=set)  # values internal to a fused kernel
     start_operators: Set[str] = frozenset()  # operators after the layers that run at the start of forward
-    # Forward operators that read weights only, mostly casts. If they are marked for recompute in a step without swap,
-    # they still run once: recompute.cc adds control dependencies only to copies that read a forward value, so the
-    # backend merges the copy with the original. It does not in a step with swap
-    # (docs/internals/notes.md#recomputed-weight-casts).
+    # Forward operators that read weights only, mostly casts. If they are marked for recompute in a step of one
+    # micro-batch without swap, they still run once: recompute.cc adds control dependencies only to copies that read a
+    # forward value, so the backend merges the copy with the original. It does not in a step with swap or several
+    # micro-batches (docs/internals/notes.md#recomputed-weight-casts).
     of_weights: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -207,7 +207,7 @@ class StepReader:
             self.values[node.name] = tuple((self.values.get(name) or (None,))[0] for name in node.inputs)
         elif node.op == "TensorMove" and not self.values.get(node.inputs[0]) and node.name not in self.copied:
             return  # copy of a weight: readers use the weight itself
-        elif node.is_duplicate and node.origin in self.of_weights and not self.is_swapping:
+        elif node.is_duplicate and node.origin in self.of_weights and self.is_merging_casts:
             self.values[node.name] = self.values[node.origin]
         elif is_kernel(node.op):
             self._run(node, op_list)

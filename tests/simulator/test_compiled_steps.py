@@ -3,15 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from mindswap.config.pipeline_layout import Pipeline
 from mindswap.config.weight_sharding import WeightSharding
-from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
+from mindswap.policy.cell_tree import exact_pattern
+from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
+from mindswap.simulator.program import NO_OP, OpKind, Program
 from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.summary import LayerRow, StageReport, find_causes, measure_layers, measure_stages
 from tests.compiled_steps import NAMES, PLAIN, captured
@@ -53,6 +57,7 @@ class Figures:
     stages: Sequence[StageReport]
     layers: Sequence[LayerRow]
     exposed_ns: int
+    copied_ns: Sequence[int]  # time of each stage for copies of weights in forward
 
 
 @cache
@@ -65,7 +70,15 @@ def measure(model: StepModel, policy: Policy) -> Figures:
     return Figures(
         step.step_time_ns, sum(term.duration_ns for term in step.terms), measure_stages(step.timeline, step.static),
         measure_layers(step.timeline), sum(cause.exposed_ns for cause in find_causes(step.timeline)),
+        time_copies_ns(step.timeline.program),
     )  # fmt: skip
+
+
+def time_copies_ns(program: Program) -> list[int]:
+    is_copy = np.array([str(label).endswith("TensorMove") for label in program.labels])[program.ops.label]
+    is_copy &= program.ops.kind == OpKind.FORWARD
+    copied_ns = np.where(is_copy, program.ops.duration_ns, 0)
+    return [int(copied_ns[first:last].sum()) for first, last in pairwise(program.stage_starts.tolist())]
 
 
 @cache
@@ -87,12 +100,44 @@ def test_a_stage_computes_waits_or_idles_for_the_whole_step(name, settings, poli
 @EVERY_STEP
 @EVERY_SETTING
 @EVERY_POLICY
-def test_a_policy_changes_computing_by_what_it_recomputes_and_nothing_saves_time(name, settings, policy):
+def test_a_policy_changes_computing_by_what_it_recomputes_and_by_copies_of_weights_that_it_avoids(
+    name, settings, policy
+):
     keep, step = simulate(name, settings, KEEP), simulate(name, settings, policy)
-    for before, after in zip(keep.stages, step.stages, strict=True):
-        assert after.compute_ns - before.compute_ns == after.recompute_ns - before.recompute_ns >= 0
+    avoided_ns = [before - after for before, after in zip(keep.copied_ns, step.copied_ns, strict=True)]
+    for before, after, copied_ns in zip(keep.stages, step.stages, avoided_ns, strict=True):
+        recompute_ns = after.recompute_ns - before.recompute_ns
+        assert after.compute_ns - before.compute_ns == recompute_ns - copied_ns
+        assert recompute_ns >= 0 <= copied_ns
+        assert not copied_ns or recompute_ns  # only recompute avoids copies
     assert step.overhead_ns <= keep.overhead_ns  # a longer backward hides more of the gradients' reduction
-    assert step.step_ns >= keep.step_ns
+    assert step.step_ns >= keep.step_ns - sum(avoided_ns)
+
+
+@pytest.mark.parametrize(("name", "num_copies"), [("sequences", 9), ("experts", 17)])
+def test_only_recompute_avoids_copies_of_weights(name, num_copies):
+    """Norms of the layers, which full recompute includes, and the one after the layers, which it does not."""
+    keep, swap, full = (simulate(name, "2 stages of 2 chunks", policy).copied_ns for policy in (KEEP, SWAP, FULL))
+    assert keep == swap
+    assert sum(keep) > (num_copies - 1) * sum(full) > 0
+
+
+@pytest.mark.parametrize(("num_micro_batches", "is_recomputed"), [(1, [False, False, False]), (3, [False, True, True])])
+def test_casts_of_weights_are_recomputed_with_a_cell_in_a_step_of_several_micro_batches(
+    num_micro_batches, is_recomputed
+):
+    """Named, with the cell around it, with the layer. Of one micro-batch the backend merges both casts."""
+    settings = replace(PLAIN, num_micro_batches=num_micro_batches, is_accumulating=num_micro_batches > 1)
+    model = StepModel(captured("sequences"), CostTable(load_device("atlas_800t_a2")), settings)
+    named, cell = (
+        Policy(True, select_recompute=(OpRecompute(exact_pattern(path), ALL_LAYERS),))
+        for path in ("attention.wq.cast", "attention")
+    )
+    for policy, is_expected in zip((named, cell, FULL), is_recomputed, strict=True):
+        casts = [tensor for tensor in model.layer_block(policy, 1).tensors if str(tensor.label) == "attention.wq.cast"]
+        assert any(tensor.is_recomputed for tensor in casts) == is_expected
+        held = [tensor for tensor in casts if tensor.is_forward and tensor.uses.first_backward != NO_OP]
+        assert len(held) == (not is_expected)
 
 
 @EVERY_STEP

@@ -27,6 +27,11 @@ class NodeSettings:
     prefetch: Mapping[str, int] = field(default_factory=dict)
     # names of swapped nodes that a recomputed operator reads which the compiler merged away
     swapped_recompute_inputs: Set[str] = frozenset()
+    named: Set[str] = frozenset()  # recomputed nodes that the policy names themselves, and no cell around them
+
+    def without_named(self, nodes: Set[str]) -> "NodeSettings":
+        """Return the settings in which these nodes are recomputed with a cell only."""
+        return replace(self, recomputed=self.recomputed - (self.named & nodes))
 
     def of(self, node: Node) -> tuple[bool, int | None]:
         """Return whether an operator is recomputed, and its prefetch distance; None if it is not swapped."""
@@ -49,6 +54,7 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     recomputed = set(roles.released)
     prefetch: dict[str, int] = {}
     swapped_recompute_inputs: set[str] = set()
+    named: set[str] = set()
     decisions: dict[tuple[int, tuple[Path, ...]], Decision] = {}  # equal layers share their decisions
     for node, owner, paths in roles.model_nodes:
         if owner.layer_index is None:
@@ -67,6 +73,8 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
             recompute_applies = is_reader_recomputed and (recompute_applies or node.attributes.get("recompute") is True)
         if is_communication_recomputed or recompute_applies:
             recomputed.add(node.name)
+        if recompute_applies and all(entry.match.node.is_primitive for entry in decision.recomputed_by):
+            named.add(node.name)
         if node is owner and decision.prefetch is not None and names.can_name(node):
             prefetch[node.name] = decision.prefetch
             if merged_paths and is_reader_recomputed:
@@ -74,7 +82,7 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     for node, users in roles.compiler_nodes:
         if all(reader.name in recomputed for reader in users):
             recomputed.add(node.name)
-    return NodeSettings(frozenset(recomputed), prefetch, frozenset(swapped_recompute_inputs))
+    return NodeSettings(frozenset(recomputed), prefetch, frozenset(swapped_recompute_inputs), frozenset(named))
 
 
 class NodeRoles:

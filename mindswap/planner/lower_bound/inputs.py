@@ -94,9 +94,9 @@ def collect_bound_inputs(model: StepModel, keep: SimulatedStep) -> BoundInputs:
 def _min_times(
     model: StepModel, times: Mapping[PassKey, PassTimes], tensor_graphs: Sequence[TensorGraph]
 ) -> dict[PassKey, PassTimes]:
-    """Return minimum times of passes under any policy, without recompute: forward may avoid stores."""
+    """Return minimum times of passes under any policy, without recompute: forward may avoid stores and copies."""
     layer_map = model.captured.sample.layer_map
-    avoided_ns = [0, *(tensor_graphs[kind].avoided_store_ns for kind in layer_map), 0]  # of each section
+    avoided_ns = [0, *(tensor_graphs[kind].avoided_forward_ns for kind in layer_map), 0]  # of each section
 
     def shortened(key: PassKey, pass_time: PassTimes) -> PassTimes:
         stage, chunk, is_forward, _ = key

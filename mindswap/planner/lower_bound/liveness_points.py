@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Label, Names
+from mindswap.graph.analysis.weight_copies import find_weight_copies
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.layer_block import CopySetting
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Program, copy_position
@@ -154,7 +155,11 @@ def _unmoved(model: StepModel) -> frozenset[Label]:
             for policy in (Policy(), Policy(True, layer_recompute=ALL_LAYERS))
         )
         unmoved |= (plain & recomputed) - set(model.holder_names(Policy(), layer_index))
-    return frozenset(unmoved)
+    # A policy may avoid copies of weights one by one.
+    copies = find_weight_copies(model.captured.graph)
+    return frozenset(
+        unmoved.difference(model.names(node) for node in model.captured.graph.forward if node.name in copies)
+    )
 
 
 def _fixed_bytes(begin: np.ndarray, end: np.ndarray, program: Program, unmoved: Set[Label] = frozenset()) -> np.ndarray:

@@ -66,7 +66,7 @@ class _PinnedLayer:
             never_recomputed |= cell.functions if self._is_left_alone_cell(cell.path) else set()
         return replace(
             graph,
-            computed_once=graph.computed_once | never_recomputed,
+            never_recomputed=frozenset(never_recomputed) - graph.weight_copies.keys(),
             unswappable_tensors=graph.unswappable_tensors | self._never_swapped(),
             always_recomputed=self._always_recomputed(),
             always_swapped=self._always_swapped(),
@@ -100,7 +100,7 @@ class _PinnedLayer:
             op
             for op, node in enumerate(self.nodes)
             if node.name in recomputed and self._treatments(node) == {Treatment.RECOMPUTE}
-        } - graph.computed_once
+        }
         read_in_backward = {graph.producers[tensor] for tensor in graph.saved - graph.gathered}
         inputs = {op: producers & pinned for op, producers in graph.inputs.items()}
         return closure(pinned & read_in_backward, inputs)

@@ -20,6 +20,7 @@ constraints that remain, so the optimum is a lower bound of the simulated step t
 - recomputed communication delays the compute stream, except for recomputed operators that overlap it;
 - compute: each stage does its work, its recompute, and the waits that exist without any policy. The first backward
   begins no earlier than without copies, less the stores that forward may avoid;
+- copies of weights for backward are avoided where all operators that read them are recomputed (`weight_copies`);
 - pipeline: the step is at least as long as every chain of dependent passes (`pass_chains`). Violated chains are added
   as constraints until there is none.
 
@@ -164,7 +165,8 @@ def _add_step(
         for link_ns in (sums.out_ns, sums.back_ns, sums.both_ns):
             program.add_constraint({**link_ns, step_ns: -1})
         program.add_constraint({**sums.recompute_ns, recompute_ns[position]: -1})
-        _add_time(program, bound_inputs, position, step_ns, recompute_ns, waits)
+        avoided = {variable: -bound_inputs.num_micro_batches * copy_ns for variable, copy_ns in sums.avoided_ns.items()}
+        _add_time(program, bound_inputs, position, step_ns, recompute_ns, waits | avoided)
     return times
 
 
@@ -196,6 +198,7 @@ class _StageSums:
     back_ns: Constraint = field(default_factory=dict)
     both_ns: Constraint = field(default_factory=dict)
     recompute_ns: Constraint = field(default_factory=dict)  # recompute time of one micro-batch
+    avoided_ns: Constraint = field(default_factory=dict)  # copies of weights that forward of one micro-batch avoids
     saved_bytes: int = 0  # bytes alive at the peak if everything is kept
     # at each other liveness point: bytes kept from forward to backward
     kept_bytes_at: list[Constraint] = field(default_factory=list)
@@ -230,6 +233,7 @@ def _add_stage(program: _LinearProgram, bound_inputs: BoundInputs, position: int
                 if point.is_past_forward or not (is_gathered or is_saved_name):
                     kept_bytes[is_kept] = num_layers * point.waiting.get(layers, 0) * size
         sums.recompute_ns[layer.recompute_ns] = num_layers
+        sums.avoided_ns |= {is_avoided: num_layers * copy_ns for is_avoided, copy_ns in layer.avoided_ns.items()}
         sums.out_before_peak_ns[layer.recompute_ns] = -layers.num_begun * num_layers
     return sums
 
@@ -280,7 +284,7 @@ def _add_time(
         for layers, number in other_stage.layers.items()
     ]
     saved_forward_ns = sum(
-        bound_inputs.tensor_graphs[layers.kind].avoided_store_ns * layers.in_flight * number
+        bound_inputs.tensor_graphs[layers.kind].avoided_forward_ns * layers.in_flight * number
         for layers, number in other_layers
     )
     fixed_ns = (
@@ -311,9 +315,11 @@ class _Layer:
             )
         self.recompute_ns = program.add_variable()
         recompute_share = [
-            program.add_variable(1 if allow.recompute and op not in tensor_graph.computed_once else 0)
+            program.add_variable(int(allow.recompute and op not in tensor_graph.never_recomputed))
             for op in range(len(tensor_graph.recompute_ns))
         ]
+        # Variables of avoided copies of weights -> duration.
+        self.avoided_ns = {recompute_share[op]: copy_ns for op, copy_ns in tensor_graph.weight_copies.items()}
 
         def available(tensor: int, is_recomputed: bool = False) -> Constraint:
             """Return minus the available fraction of a tensor, for backward or for recomputed operators."""

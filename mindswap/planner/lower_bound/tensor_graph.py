@@ -7,7 +7,6 @@ import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Label
 from mindswap.graph.analysis.work import Work, measure_work
-from mindswap.graph.constants import constant_operators
 from mindswap.graph.layer_paths import has_scope
 from mindswap.graph.model import Graph, Node, first_source
 from mindswap.graph.ops import (
@@ -24,6 +23,7 @@ from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.passes.swap_recompute import classify_nodes
 from mindswap.graph.ring_attention import RING
 from mindswap.graph.storage import StorageKind, classify_saved, first_reader_positions, resolve_storage
+from mindswap.planner.lower_bound.weight_copies import find_required_recomputes, time_weight_copies
 from mindswap.policy.cell_tree import exact_pattern, is_within
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, OpRecompute, Policy
 from mindswap.policy.resolve import Path
@@ -71,6 +71,10 @@ class RecomputedCell:
     views: frozenset[tuple[int, int]] = frozenset()
     of_weights: frozenset[int] = frozenset()  # freed outputs of operators that read weights only
     path: str = ""  # of the cell below the layer; "" for the layer itself
+
+    def without(self, ops: Iterable[int]) -> "RecomputedCell":
+        """Return the cell without some functions, which do not depend on it."""
+        return replace(self, functions=self.functions.difference(ops))
 
     def recomputed_before(self, read_before: Set[int], tensor_graph: "TensorGraph") -> frozenset[int]:
         """Return the operators recomputed before the gap, given the tensors that backward reads before it.
@@ -121,11 +125,14 @@ class TensorGraph:
     recomputed_cells: tuple[RecomputedCell, ...] = ()  # cells that call functions
     # pairs of operators that share a name: recompute of the first implies recompute of the second
     implied_recomputes: tuple[tuple[int, int], ...] = ()
-    # operators that are never recomputed because they read weights only (`simulator.segment_reader`)
-    computed_once: frozenset[int] = frozenset()
-    avoided_store_ns: int = 0  # upper limit of the stores that forward avoids if nothing holds its outputs
+    # operators that copy a weight for backward -> duration in forward. A policy that recomputes all readers of a copy
+    # avoids it: the copy counts as recomputed in no time, and forward is shorter by its duration
+    weight_copies: Mapping[int, int] = field(default_factory=dict)
+    # upper limit of the stores that forward avoids if nothing holds its outputs, and of the copies of weights
+    avoided_forward_ns: int = 0
     op_names: tuple[str, ...] = ()  # operators in the graph, without the producers of boundary inputs
-    # with pins (`pinned_layers`): operators that every policy recomputes, and tensors that every policy offloads
+    # with pins (`pinned_layers`): operators that no policy recomputes, or every one; tensors that every one offloads
+    never_recomputed: frozenset[int] = frozenset()
     always_recomputed: frozenset[int] = frozenset()
     always_swapped: frozenset[int] = frozenset()
 
@@ -147,7 +154,7 @@ def build_tensor_graphs(model: StepModel) -> tuple[TensorGraph, ...]:
 
 
 def _times_recompute_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
-    """Return `recompute_ns`, `unfused_extra_ns`, `avoided_store_ns` of `TensorGraph`, by name of forward operator."""
+    """Return recompute times, additional times and avoided stores by name of forward operator."""
     graph = model.captured.graph
     works = measure_work(graph)
 
@@ -314,21 +321,32 @@ def _build_tensor_graph(
     freed_by_recompute = {
         tensor for tensor, node in sole_holders.items() if _are_read_inside(graph, node, holders[tensor])
     }
+    weight_copies = time_weight_copies(model, layer_ops)
+    saved_outputs: dict[int, set[int]] = {}
+    for tensor in (saved.keys() & sole_holders.keys()) - outputs - gathered:
+        saved_outputs.setdefault(producers[tensor], set()).add(tensor)
+    required = find_required_recomputes(model, layer_ops, weight_copies, saved_outputs)
     return TensorGraph(
         sizes_bytes=tuple(
             -(-graph.index.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in tensors
         ),
         producers=producers,
-        saved=frozenset(saved),
+        saved=frozenset((*saved, *(tensor for tensor in range(len(keys)) if producers[tensor] in weight_copies))),
         outputs=frozenset(outputs | gathered | boundary_inputs),
         reads=reads,
-        recompute_ns=(*(recompute_ns[node.name] for node in layer_ops), *no_time),
+        recompute_ns=(
+            *(recompute_ns[node.name] if op not in weight_copies else 0 for op, node in enumerate(layer_ops)),
+            *no_time,
+        ),
         communication_ns=(*communication_ns, *no_time),
         overlapping_ops=_find_overlapping_ops(
             communication_ns, first_users, producers, reads, communicates_early, has_halves
         ),
         gaps=tuple(_find_gaps(model, first_users, producers, reads, has_halves)),
-        unfused_extra_ns=(*(unfused_extra_ns[node.name] for node in layer_ops), *no_time),
+        unfused_extra_ns=(
+            *(unfused_extra_ns[node.name] if op not in weight_copies else 0 for op, node in enumerate(layer_ops)),
+            *no_time,
+        ),
         gathered=frozenset(gathered),
         boundary_inputs=boundary_inputs,
         unswappable_tensors=frozenset(range(len(tensors))) - named,
@@ -336,12 +354,16 @@ def _build_tensor_graph(
         tuple_members=frozenset(tensor for tensor, node in sole_holders.items() if len(node.outputs) > 1),
         swapped_together=tuple(_find_swapped_together(named_holders, model.names)),
         mutually_exclusive=tuple(_find_mutually_exclusive(named_holders, model.names, layer_ops)),
-        recomputed_cells=tuple(_find_recomputed_cells(model, layer_ops, tensors, producers, reads, holders)),
-        implied_recomputes=tuple(
-            _find_implied_recomputes(model, layer_ops, {layer_ops[producers[tensor]].name for tensor in saved})
+        recomputed_cells=tuple(
+            cell.without(weight_copies)
+            for cell in _find_recomputed_cells(model, layer_ops, tensors, producers, reads, holders)
         ),
-        computed_once=_find_computed_once(model, layer_ops),
-        avoided_store_ns=sum(avoided_store_ns[node.name] for node in layer_ops),
+        implied_recomputes=(
+            *_find_implied_recomputes(model, layer_ops, {layer_ops[producers[tensor]].name for tensor in saved}),
+            *required,
+        ),
+        weight_copies=weight_copies,
+        avoided_forward_ns=sum(avoided_store_ns[node.name] for node in layer_ops) + sum(weight_copies.values()),
         op_names=tuple(node.name for node in layer_ops),
     )
 
@@ -437,19 +459,6 @@ def _find_recomputed_cells(
             frozenset(freed - with_inputs),
             cell,
         )
-
-
-def _find_computed_once(model: StepModel, layer_ops: Sequence[Node]) -> frozenset[int]:
-    """Return `TensorGraph.computed_once`: with several micro-steps the operators that read no activation."""
-    if model.layout.num_micro_steps == 1:
-        return frozenset()
-    graph = model.captured.graph
-    constants = constant_operators(graph).keys()
-    return frozenset(
-        op
-        for op, node in enumerate(layer_ops)
-        if not any(storages(graph, node.inputs)) and not is_gathering(node) and constants.isdisjoint(node.inputs)
-    )
 
 
 def _function_cell(model: StepModel, node: Node) -> str | None:

@@ -70,7 +70,7 @@ def test_a_reader_that_gets_more_in_registers_may_come_into_the_cache():
 def test_what_other_stages_need_not_write_comes_back_sooner():
     """A stage waits 200 ns for another, whose one layer may write less for 30 ns in each of 2 micro-batches."""
     costs = bound_inputs().transfers
-    unwritten = TensorGraph(**{**vars(FLOW), "avoided_store_ns": 30})
+    unwritten = TensorGraph(**{**vars(FLOW), "avoided_forward_ns": 30})
     first = Stage(150, {StageLayers(0, in_flight=1): 1}, 0, work_ns=300, idle_ns=200)
     second = Stage(150, {StageLayers(0, in_flight=2): 1}, 0, work_ns=100)
     assert bound(BoundInputs((FLOW,), (first, second), costs), 150) == 500

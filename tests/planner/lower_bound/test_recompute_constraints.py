@@ -185,13 +185,6 @@ def test_operators_of_one_name_run_again_together():
     assert bound(bound_inputs(swapped_together), 250, Allow(swap=False)) == 1000 + 20 + 40
 
 
-def test_what_reads_weights_alone_does_not_run_again():
-    """100 bytes would run again in 10 ns: the others do, in 20 ns for 50."""
-    once = TensorGraph(**{**vars(FLOW), "computed_once": frozenset({0})})
-    assert bound(bound_inputs(once), 200, Allow(swap=False)) == 1000 + 40
-    assert bound(bound_inputs(once), 199, Allow(swap=False)) is None
-
-
 def test_what_runs_again_apart_hides_behind_communication_too():
     """Alone the first takes no time; with the second 5 ns, all of which are behind 7 ns of waiting."""
     hidden = TensorGraph(
