@@ -8,8 +8,7 @@ constraints that remain, so the optimum is a lower bound of the simulated step t
   other points of high memory (`liveness_points`), given what every policy holds there or has gathered ahead;
 - link: bytes offloaded before the peak were copied after forward of these micro-batches began, and all copies of the
   step take place within the step;
-- names: swapping by a name moves all tensors that backward holds under it, and excludes recomputing the operators of
-  that name;
+- names: operators that share one are recomputed together;
 - pins: what the user has decided is decided (`pinned_layers`);
 - functions (operators without a name) are recomputed only with their whole cell, or one around it. No policy
   considered here excludes parts of a cell;
@@ -339,21 +338,10 @@ class _Layer:
             program.add_constraint({recompute_share[op]: -1}, -1)
         for tensor in tensor_graph.always_swapped:
             program.add_constraint(dict.fromkeys(self.tensors[tensor][2:], -1), -1)
-        for tensor in tensor_graph.freed_by_recompute - tensor_graph.outputs:
-            program.add_constraint(
-                dict.fromkeys((*self.tensors[tensor][1:], recompute_share[tensor_graph.producers[tensor]]), 1), 1
-            )
-        for first, *others in tensor_graph.swapped_together:
-            for one, other in (pair[::step] for pair in ((first, other) for other in others) for step in (1, -1)):
-                again = {recompute_share[tensor_graph.producers[tensor]]: -1.0 for tensor in (one, other)}
-                moved = dict.fromkeys(self.tensors[one][2:], 1.0) | dict.fromkeys(self.tensors[other][2:], -1.0)
-                program.add_constraint(moved | again)
         with_cells = [
             (cell, self._add_cell(program, tensor_graph, cell, recompute_share))
             for cell in tensor_graph.recomputed_cells
         ]
-        for tensor, op in tensor_graph.mutually_exclusive:
-            program.add_constraint(dict.fromkeys((*self.tensors[tensor][2:], recompute_share[op]), 1), 1)
         for op, other in tensor_graph.implied_recomputes:
             program.add_constraint({recompute_share[op]: 1, recompute_share[other]: -1})
         for op, tensor in tensor_graph.reads:

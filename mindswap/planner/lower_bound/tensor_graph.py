@@ -1,6 +1,6 @@
 """Tensors of a layer, their readers, and minimum recompute times: input of the lower bound."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,7 +10,6 @@ from mindswap.graph.analysis.work import Work, measure_work
 from mindswap.graph.layer_paths import has_scope
 from mindswap.graph.model import Graph, Node, first_source
 from mindswap.graph.ops import (
-    BOOKKEEPING_OPS,
     COMMUNICATION_OPS,
     FUSED_OPS,
     REDISTRIBUTION_OPS,
@@ -24,7 +23,7 @@ from mindswap.graph.passes.swap_recompute import classify_nodes
 from mindswap.graph.ring_attention import RING
 from mindswap.graph.storage import StorageKind, classify_saved, first_reader_positions, resolve_storage
 from mindswap.planner.lower_bound.weight_copies import find_required_recomputes, time_weight_copies
-from mindswap.policy.cell_tree import exact_pattern, is_within
+from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, OpRecompute, Policy
 from mindswap.policy.resolve import Path
 from mindswap.simulator.program import NO_OP
@@ -114,14 +113,9 @@ class TensorGraph:
     # outputs of the previous layer that backward holds only for recomputed operators that read them
     boundary_inputs: frozenset[int] = frozenset()
     unswappable_tensors: frozenset[int] = frozenset()  # tensors held under no name: never swapped
-    freed_by_recompute: frozenset[int] = frozenset()  # tensors freed if their operator is recomputed
     # members of tuples: a prefetched tuple is read by the gradient of its operator only (`graph.passes`), so recomputed
     # operators read members that are kept or recomputed
     tuple_members: frozenset[int] = frozenset()
-    # tensors that share a name: all of them are swapped, except recomputed ones
-    swapped_together: tuple[tuple[int, ...], ...] = ()
-    # (tensor, operator) pairs that share a name; swapping by that name excludes recomputing the operator
-    mutually_exclusive: tuple[tuple[int, int], ...] = ()
     recomputed_cells: tuple[RecomputedCell, ...] = ()  # cells that call functions
     # pairs of operators that share a name: recompute of the first implies recompute of the second
     implied_recomputes: tuple[tuple[int, int], ...] = ()
@@ -312,15 +306,6 @@ def _build_tensor_graph(
         if tensor not in boundary_inputs
         and all(graph.owner(holder).name == layer_ops[producers[tensor]].name for holder in nodes)
     }
-    named_holders = {
-        tensor: sole_holders[tensor]
-        for tensor in saved
-        if tensor in sole_holders and model.names.can_name(sole_holders[tensor])
-    }
-    # of these, tensors that are read only in the cell of their producer, so recompute of the cell frees them
-    freed_by_recompute = {
-        tensor for tensor, node in sole_holders.items() if _are_read_inside(graph, node, holders[tensor])
-    }
     weight_copies = time_weight_copies(model, layer_ops)
     saved_outputs: dict[int, set[int]] = {}
     for tensor in (saved.keys() & sole_holders.keys()) - outputs - gathered:
@@ -350,10 +335,7 @@ def _build_tensor_graph(
         gathered=frozenset(gathered),
         boundary_inputs=boundary_inputs,
         unswappable_tensors=frozenset(range(len(tensors))) - named,
-        freed_by_recompute=frozenset(freed_by_recompute),
         tuple_members=frozenset(tensor for tensor, node in sole_holders.items() if len(node.outputs) > 1),
-        swapped_together=tuple(_find_swapped_together(named_holders, model.names)),
-        mutually_exclusive=tuple(_find_mutually_exclusive(named_holders, model.names, layer_ops)),
         recomputed_cells=tuple(
             cell.without(weight_copies)
             for cell in _find_recomputed_cells(model, layer_ops, tensors, producers, reads, holders)
@@ -387,24 +369,6 @@ def _find_boundary_inputs(graph: Graph, layer_index: int) -> list[tuple[str, int
         for key, reader_layers in readers.items()
         if reader_layers == {layer_index} and key not in saved_keys and is_saved_name(*key)
     ]
-
-
-def _find_swapped_together(named: Mapping[int, Node], names: Callable[[Node], Label]) -> Iterable[tuple[int, ...]]:
-    """Yield `TensorGraph.swapped_together`; `named` maps tensors whose only holder is their producer to it."""
-    groups: dict[Hashable, list[int]] = {}
-    for tensor, maker in named.items():
-        groups.setdefault(names(maker) if len(names(maker)) == 1 else maker.name, []).append(tensor)
-    return (tuple(tensors) for tensors in groups.values() if len(tensors) > 1)
-
-
-def _find_mutually_exclusive(
-    named: Mapping[int, Node], names: Callable[[Node], Label], layer_ops: Iterable[Node]
-) -> Iterable[tuple[int, int]]:
-    """Return `TensorGraph.mutually_exclusive`; `named` as in `_find_swapped_together`."""
-    by_name: dict[Label, list[int]] = {}
-    for op, node in enumerate(layer_ops):
-        by_name.setdefault(names(node), []).append(op)
-    return ((tensor, op) for tensor, node in named.items() if len(names(node)) == 1 for op in by_name[names(node)])
 
 
 def _find_recomputed_cells(
@@ -549,20 +513,6 @@ def _with_views(graph: Graph, node: Node, holder_names: Set[str]) -> Iterator[No
             return
         node = readers[0]
         yield node
-
-
-def _are_read_inside(graph: Graph, maker: Node, holders: Iterable[Node]) -> bool:
-    """Return whether all readers of an operator's output are in its cell."""
-    return all(
-        reader.op in BOOKKEEPING_OPS
-        or (
-            reader.layer_index == maker.layer_index
-            and has_scope(reader)
-            and is_within(reader.cell_path, maker.cell_path)
-        )
-        for holder in holders
-        for reader in graph.index.forward_readers.get(holder.name, ())
-    )
 
 
 def _communicates_early(model: StepModel, node: Node) -> bool:

@@ -1,6 +1,5 @@
 """What the lower bound lets a layer recompute: inputs, cells, functions, communication; times worked out by hand."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -81,18 +80,6 @@ def test_what_backward_has_read_does_not_run_again_later(read_before, hidden_ns)
         bound(bound_inputs(TensorGraph(**{**vars(FLOW), "gaps": (window,)})), 100, Allow(swap=False))
         == 1020 - 2 * hidden_ns
     )
-
-
-def test_nothing_is_left_of_what_runs_again():
-    """An operator makes 100 bytes and 1, which backward has read before the window: it is not kept beside the copy.
-
-    In 1 byte a layer it could be. But where nothing runs again in 1 of 101 parts, it is kept with the 100 there.
-    """
-    window = CommunicationGap(10, (0,), frozenset({0}), frozenset({1}))
-    tensor_graph = TensorGraph((100, 1), (0, 0), frozenset({0, 1}), frozenset(), (), (10,), (0,), gaps=(window,))
-    assert bound(bound_inputs(tensor_graph), 2, Allow(swap=False)) == 1000
-    freed_by_recompute = TensorGraph(**{**vars(tensor_graph), "freed_by_recompute": frozenset({1})})
-    assert bound(bound_inputs(freed_by_recompute), 2, Allow(swap=False)) == 1000 + math.floor(2 * 10 * (1 - 1 / 101))
 
 
 def test_functions_of_a_cell_run_again_in_the_same_layers():

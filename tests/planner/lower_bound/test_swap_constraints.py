@@ -1,6 +1,5 @@
 """What the lower bound lets a layer swap: names, copies, windows, the host; times worked out by hand."""
 
-import math
 from dataclasses import replace
 
 from mindswap.planner.lower_bound.tensor_graph import (
@@ -83,28 +82,3 @@ def test_a_copy_back_of_a_tuple_is_not_for_what_runs_again():
     member = TensorGraph(**{**vars(tensor_graph), "tuple_members": frozenset({0})})
     assert bound(bound_inputs(member, window_ns=200), 0) == 1000 + 100
     assert bound(bound_inputs(member, window_ns=200), 200) == 1000
-
-
-def test_what_one_name_swaps_moves_together():
-    """An operator makes 100 bytes and 50; the third tensor of 50 runs again where the first is kept.
-
-    Half has to leave, 100 bytes in no time. If the second leaves alone, the third runs again in both layers; else in
-    2/3 of them, and of what is left all leaves.
-    """
-    tensor_graph = TensorGraph(
-        (100, 50, 50), (0, 0, 1), frozenset({0, 1, 2}), frozenset(), ((1, 0),), (1000, 20), (0, 0)
-    )
-    tensor_graph = TensorGraph(**{**vars(tensor_graph), "tuple_members": frozenset({0, 1})})
-    assert bound(bound_inputs(tensor_graph, window_ns=100), 200) == 1000 + 2 * 20
-    swapped_together = TensorGraph(**{**vars(tensor_graph), "swapped_together": ((0, 1),)})
-    assert bound(bound_inputs(swapped_together, window_ns=100), 200) == 1000 + 60
-
-
-def test_what_a_name_swaps_does_not_run_again():
-    """The first tensor takes long to run again, the second does not: 200 of 300 bytes may leave in no time."""
-    tensor_graph = TensorGraph(**{**vars(FLOW), "reads": (), "recompute_ns": (100, 1)})
-    assert bound(bound_inputs(tensor_graph, window_ns=200), 0) == 1000 + 2
-    mutually_exclusive = TensorGraph(
-        **{**vars(tensor_graph), "mutually_exclusive": ((0, 1),)}
-    )  # in a third of the layers both run again
-    assert bound(bound_inputs(mutually_exclusive, window_ns=200), 0) == 1000 + math.floor(2 * 101 / 3)
