@@ -99,7 +99,6 @@ def _stages(**fields: Any) -> Relax:
 ROWS: Mapping[str, Relax] = {
     "passes": lambda inputs: replace(inputs, passes=None),
     "liveness_points": _stages(liveness_points=()),
-    "floor_bytes": _stages(floor_bytes=0),
     "later_windows_ns": _stages(later_windows_ns=()),
     "idle_ns": _stages(idle_ns=0),
     "first_pass_extra_ns": _stages(first_pass_extra_ns=0),
@@ -108,7 +107,6 @@ ROWS: Mapping[str, Relax] = {
     "implied_recomputes": _graphs(implied_recomputes=()),
     "recomputed_cells": _graphs(recomputed_cells=()),
     "tuple_members": _graphs(tuple_members=frozenset()),
-    "computed_once": _graphs(computed_once=frozenset()),
     "unswappable_tensors": _graphs(unswappable_tensors=frozenset()),
     "boundary_inputs": lambda inputs: replace(
         inputs,
@@ -167,8 +165,10 @@ def main() -> int:
     cases = [load_case(name, device) for name in models for device in args.devices or (MODELS[name],)]
     cases = [case for case in cases if case.range_bytes > 0]
     print(f"{sum(len(case.budgets) for case in cases)} plans of {', '.join(case.name for case in cases)}")
-    print("\nRows of the bound: points that it loses\n" + LINE.format(*HEADER))
-    for name in names & ROWS.keys() if args.only else ROWS:
+    rows = [name for name in ROWS if name in names]
+    if rows:
+        print("\nRows of the bound: points that it loses\n" + LINE.format(*HEADER))
+    for name in rows:
         print(LINE.format(*worth_of_row(name, cases).row()), flush=True)
     if args.rows or not names & CONSTANTS.keys():
         return 0

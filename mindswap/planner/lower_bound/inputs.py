@@ -43,7 +43,6 @@ class Stage:
     backward_ns: int = 0  # compute time of backward of one micro-batch; with split sequences, of the shortest piece
     num_chunks: int = 1  # virtual chunks
     is_past_forward: bool = False  # forward of all layers ends before the peak
-    floor_bytes: int = 0  # device memory that every policy needs at some time
     liveness_points: tuple[LivenessPoint, ...] = ()  # further points at which the budget may be exceeded
     # for stages that alternate forward and backward of each micro-batch: `window_ns` of each further micro-batch. The
     # first one may wait for all-gathered weights
@@ -164,7 +163,6 @@ def _collect_stage(
         window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
         **_work_of(model, timeline, stage, first_backward, times),
         is_past_forward=not (is_after_peak & (layer >= 0)).any(),
-        floor_bytes=max(static_bytes, *(point.fixed_bytes for point in liveness_points)),
         liveness_points=liveness_points,
         later_windows_ns=_later_windows_ns(model, timeline, stage, alive, peak_op, tensor_graphs),
     )

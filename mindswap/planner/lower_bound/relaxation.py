@@ -158,7 +158,6 @@ def _add_step(
         )
         for kept_bytes, point in zip(sums.kept_bytes_at, bound_inputs.stages[position].liveness_points, strict=True):
             program.add_constraint({**kept_bytes, budget_bytes: -1}, -point.fixed_bytes)
-        program.add_constraint({budget_bytes: -1}, -bound_inputs.stages[position].floor_bytes)
         program.add_constraint(sums.host_bytes, host_bytes)
         waits = _add_waits(program, bound_inputs, position, sums.out_before_peak_ns)
         for link_ns in (sums.out_ns, sums.back_ns, sums.both_ns):

@@ -34,7 +34,7 @@ def test_the_facts_of_one_stage():
     (stage,) = collect_bound_inputs(model, model.simulate(Policy())).stages
     first, second = StageLayers(0, 1, 0, num_waiting=1), StageLayers(1, 1, 1)
     assert stage.layers == {first: 1, second: 1}
-    assert (stage.peak_bytes, stage.floor_bytes, model.static[0].total_bytes) == (8 * MB, 3 * MB, 0)
+    assert (stage.peak_bytes, model.static[0].total_bytes) == (8 * MB, 0)
     assert (stage.window_ns, stage.idle_ns, stage.first_pass_extra_ns, stage.work_ns) == (21_000, 0, 0, 23_000 + 24_000)
     assert [(each.fixed_bytes, each.waiting, each.is_past_forward) for each in stage.liveness_points] == [
         (3 * MB, {first: 1, second: 0}, True),

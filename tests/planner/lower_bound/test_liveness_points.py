@@ -37,7 +37,7 @@ from tests.simulator.cost.builders import GENERIC
 
 
 def test_what_forward_holds_in_any_case_must_fit():
-    floor = replace(bound_inputs().stages[0], floor_bytes=120)
+    floor = replace(bound_inputs().stages[0], liveness_points=(LivenessPoint(fixed_bytes=120, waiting={}),))
     known = BoundInputs((FLOW,), (floor,), bound_inputs().transfers)
     assert least_budget_bytes(known, PLENTY, Allow()) == 120
     assert bound(known, 119) is None

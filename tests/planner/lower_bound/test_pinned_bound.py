@@ -14,6 +14,7 @@ from mindswap.planner.catalog import Catalog
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_assignments import LayerAssignments
 from mindswap.planner.lower_bound import least_budget_bytes
+from mindswap.planner.lower_bound.liveness_points import LivenessPoint
 from mindswap.planner.pins import Pin, PinTreatment, pinned_policy, read_pin
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
@@ -200,8 +201,8 @@ def simulate_baseline(model: StepModel, name: str) -> tuple[int, int]:
     ("changed", "message"),
     [
         ({"work_ns": 10**9}, "no policy is faster than"),
-        ({"floor_bytes": 10**16}, "no policy fits, but one fits in"),
-        ({"floor_bytes": 10**15}, "every policy needs 1000000000000000 bytes, but one needs"),
+        ({"liveness_points": (LivenessPoint(10**16, {}),)}, "no policy fits, but one fits in"),
+        ({"liveness_points": (LivenessPoint(10**15, {}),)}, "every policy needs 1000000000000000 bytes, but one needs"),
     ],
 )
 def test_a_plan_below_its_bound_is_an_error_that_names_itself(changed, message):
