@@ -21,8 +21,9 @@ from mindswap.pynative.hyper_parallel import UpstreamCalls
 MODULE = "hyper_parallel.core.activation_checkpoint"
 NEEDED = ("swap_wrapper", "SwapManager", "CheckpointPolicy")
 INSTALL = (
-    "    needs:   hyper-parallel 1.0, as MindFormers 2.1.0 does; it is not on PyPI: build it from\n"
-    "             github.com/mindspore-ai/hyper-parallel, or leave copies out: mindswap moves the memory itself"
+    "    needs:   hyper-parallel 1.0, as MindFormers 2.1.0 does; it is not on PyPI: build release 1.0.0 of\n"
+    "             github.com/mindspore-ai/hyper-parallel (its main line is for PyTorch only), or leave copies out:\n"
+    "             mindswap moves the memory itself"
 )
 
 

@@ -8,12 +8,14 @@ from mindswap.config.problem import Level
 from mindswap.report.problems import escape
 from mindswap.report.tables import attributes
 from mindswap.rules.machine.facts import Diagnosis, MachineFacts
+from mindswap.rules.machine.software import TRAINER_VERSIONS
 from mindswap.system.disk_cache import MAX_CACHE_BYTES
 from mindswap.units import format_bytes, format_count
 from mindswap.version import __version__
 
 _SHOWN_OF_MACHINE = "host_bytes memlock_bytes shm_bytes num_numa_nodes num_processors cache_folder cache_bytes"
 _TEXT_COMMANDS = "check, explain, convert, calibrate, status"
+_COMMANDS_2X = "check, explain, convert, plan --trace"
 _COMPILING_COMMANDS = "run, verify, inspect, simulate, compare, plan, dryrun, prove"
 
 
@@ -27,6 +29,7 @@ def format_doctor(facts: MachineFacts, findings: Sequence[Diagnosis]) -> str:
         f"python {'.'.join(map(str, software.python))}, {_versions(facts)}",
         f"{cann}, {driver}, {software.num_cards} cards; host memory available: {available}",
         f"works here: {_works(facts)}",
+        f"files of MindFormers 2.x (PyNative): {_works_2x(facts)}",
         f"cache: {format_bytes(facts.machine.cache_bytes)} of at most {format_bytes(MAX_CACHE_BYTES)}"
         f" in {facts.machine.cache_folder}",
     ]
@@ -65,6 +68,15 @@ def _versions(facts: MachineFacts) -> str:
         version = facts.software.version(name)
         versions.append(f"{name} {version}" if version else f"no {name}")
     return ", ".join(versions)
+
+
+def _works_2x(facts: MachineFacts) -> str:
+    """Format the commands that read files of MindFormers 2.x here."""
+    versions = tuple(facts.software.version(name) for name in ("mindformers", "mindspore"))
+    if versions == TRAINER_VERSIONS:
+        return f"{_COMMANDS_2X}, dryrun"
+    needed = " with mindspore ".join(TRAINER_VERSIONS)
+    return f"{_COMMANDS_2X}; dryrun needs mindformers {needed} (docs/versions.md)"
 
 
 def _works(facts: MachineFacts) -> str:

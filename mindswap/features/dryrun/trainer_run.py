@@ -1,7 +1,6 @@
 """Dry run of the trainer of MindFormers 2.x (PyNative) on MindSpore's Ascend backend, in one process."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -19,12 +18,11 @@ from mindswap.errors import LaunchError, PolicyError
 from mindswap.features.dryrun.backend import StatusCallback, ascend_backend, wait
 from mindswap.features.dryrun.trainer_config import TrainerRequest
 from mindswap.policy.formats.mindformers2.tables import RULE
-from mindswap.rules.machine.software import ANY_VERSION, installed_version
+from mindswap.rules.machine.software import ANY_VERSION, TRAINER_VERSIONS, installed_version
 from mindswap.runtime.logs.read import find_last_error, read_tail
 from mindswap.system.children import module_command, started
 
 PROGRAM = "mindswap.adapters.pynative.trainer_dry_run"
-MINDSPORE, MINDFORMERS = "2.10.0", "2.1.0"
 LOG = "log.txt"
 MAX_S = 7200.0
 _SET_LINE = re.compile(
@@ -105,7 +103,7 @@ def require_mindformers_2x(document: Document) -> None:
     mindformers, mindspore = installed_version("mindformers"), installed_version("mindspore")
     if os.environ.get(ANY_VERSION) == "1" and mindformers.startswith("2."):
         return
-    if mindformers == MINDFORMERS and mindspore == MINDSPORE and importlib.util.find_spec("mindspore") is not None:
+    if (mindformers, mindspore) == TRAINER_VERSIONS:
         return
     entry = document.entry("training")
     location = entry.location if entry is not None else Location(document.file)
@@ -117,7 +115,7 @@ def require_mindformers_2x(document: Document) -> None:
         f"in a checkout of mindswap: make .venv-2x/.installed, then .venv-2x/bin/mindswap dryrun {document.file}; it "
         "installs what docs/versions.md lists"
     )
-    allowed = f"mindformers {MINDFORMERS} with mindspore {MINDSPORE}; {ANY_VERSION}=1 tries another 2.x"
+    allowed = f"mindformers {' with mindspore '.join(TRAINER_VERSIONS)}; {ANY_VERSION}=1 tries another 2.x"
     raise PolicyError([Problem(location, RULE, Level.ERROR, message, allowed, fix)])
 
 

@@ -34,9 +34,19 @@ SUPPORTED_PAIRS = (
     Pair("1.7.0", "2.7.1"),
     Pair("1.8.0", "2.7.2"),
     Pair("1.9.0", "2.9.0"),
-    Pair("2.1.0", "2.9.0"),
+    Pair("2.1.0", "2.9.0"),  # graph mode
+    Pair("2.1.0", "2.10.0"),  # graph mode, and dry runs in PyNative mode
     Pair("", "2.10.0"),
 )
+# MindFormers whose PyNative trainer a dry run starts, and its MindSpore.
+TRAINER_VERSIONS = ("2.1.0", "2.10.0")
+# The MindSpore that a MindFormers asks for, where mindswap knows no such pair. Source: VERSION_MAP.json of the wheel.
+_OF_2X = {
+    "2.0.0": "mindformers 2.0.0 belongs to mindspore 2.10.0, which mindswap did not try: pip install --no-deps "
+    "mindformers==2.1.0 and mindspore==2.10.0",
+    "2.1.0": "mindformers 2.1.0 asks for mindspore 2.11, which PyPI does not have: pip install mindspore==2.10.0 "
+    "(graph mode, and dryrun of PyNative files) or 2.9.0 (graph mode)",
+}
 _BEST = "pip install mindformers==1.9.0 mindspore==2.9.0"
 
 
@@ -46,7 +56,9 @@ def is_supported_pair(mindformers: str, mindspore: str) -> bool:
 
 
 def suggest_pair(mindformers: str) -> str:
-    """Return the command that installs a compatible pair for a version of MindFormers."""
+    """Return the command that installs a compatible pair for a version of MindFormers, and why if it is of 2.x."""
+    if advice := _OF_2X.get(_release(mindformers)):
+        return advice
     partner = next((pair.mindspore for pair in SUPPORTED_PAIRS if pair.mindformers == _release(mindformers)), "")
     return f"pip install mindspore=={partner}, which belongs to it" if partner else _BEST
 

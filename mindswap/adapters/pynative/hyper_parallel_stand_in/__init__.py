@@ -86,7 +86,7 @@ def unsupported_class(path: str) -> type:
         raise LaunchError(
             f"{path}: needs HyperParallel, which is not installed\n"
             "    allowed: what one process uses: swap, recompute, no communication and no fused operators of its own\n"
-            "    fix:     install hyper-parallel 1.0 (github.com/mindspore-ai/hyper-parallel; PyPI does not have it)"
+            "    fix:     build release 1.0.0 of github.com/mindspore-ai/hyper-parallel (PyPI does not have it)"
         )
 
     return type(path.rpartition(".")[2], (), {"__new__": refuse, "__module__": path.rpartition(".")[0]})
