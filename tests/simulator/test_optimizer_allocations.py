@@ -1,5 +1,7 @@
 """End of a step: allocations in order, against the totals that the peak has."""
 
+from dataclasses import replace
+
 import pytest
 
 from mindswap.config.weight_sharding import WeightSharding
@@ -50,7 +52,8 @@ def test_the_most_at_a_time_is_what_the_peak_has(is_fused, is_rate_constant, is_
         is_decaying=is_decaying,
     )
     rule = GradientRule(is_summed=True)
-    for weights in (WEIGHTS, WEIGHTS[1::-1]):  # the first weight is decayed later at jit_level O1
+    half = tuple(replace(weight, size_bytes=weight.size_bytes // 2) for weight in WEIGHTS)
+    for weights in (WEIGHTS, WEIGHTS[1::-1], half, half[1::-1]):  # the first weight is decayed later at jit_level O1
         assert highest(weights, rule, settings) == _closing_memory(weights, rule, settings).total_bytes
 
 
