@@ -162,10 +162,18 @@ class Run:
 
 
 def outside_line(model: StepModel, device: Device) -> str:
-    """Describe device memory that MindSpore does not manage, so that no budget includes it; "" without any."""
+    """Describe device memory that MindSpore does not manage, so that no budget includes it; "" without any.
+
+    A limit of the pool that is not below the memory of the device is described instead: MindSpore stops.
+    """
+    limit_bytes = model.settings.pool_limit_bytes
+    if limit_bytes >= device.memory_bytes:
+        offered = f"the {format_bytes(device.memory_bytes)} that CANN offers of {device.title}"
+        most = f'at most "{device.usable_memory_bytes // 2**30}GB"'
+        return f"max_device_memory  {format_bytes(limit_bytes)} is not below {offered}, so MindSpore stops: {most}"
     if not model.outside_bytes:
         return ""
-    unmanaged_bytes = max(device.memory_bytes - max(device.usable_memory_bytes, model.settings.pool_limit_bytes), 0)
+    unmanaged_bytes = max(device.memory_bytes - max(device.usable_memory_bytes, limit_bytes), 0)
     names = model.settings.communicators
     communicators = f"{format_count(len(names), 'communicator')} ({', '.join(names)})"
     remainder = f"of {format_bytes(unmanaged_bytes)} that are left"
