@@ -83,9 +83,21 @@ class MeasuredTrainer(Trainer):
             config.parallelism.pipeline_parallel,
             mtp_block=getattr(gpt_model, "mtp", None),
         )
-        for layer in (*gpt_model.decoder.layers, *getattr(getattr(gpt_model, "mtp", None), "layers", ())):
+        for layer in layers_of(model):
             self._measure_in_first_step(layer)
         return model
+
+    def first_batch(self) -> Any:
+        """Return the first batch, prepared for `run_passes` instead of `train`."""
+        self._register_grad_hooks()
+        for model in self.model:
+            model.set_train(True)
+        self.steps.append(StepMemory(0))
+        return self.get_batch(self._create_dataset_iterator(self.train_dataset))
+
+    def run_passes(self, batch: Any) -> None:
+        """Run forward and backward of one micro-batch."""
+        super()._forward_backward(self.model, batch)
 
     def _measure_in_first_step(self, layer: nn.Cell) -> None:
         """Measure what the forward of a layer adds, in the first micro-batch only, because that waits."""
@@ -134,6 +146,12 @@ class MeasuredTrainer(Trainer):
         peaks = self.steps[-1].peaks
         peaks[phase] = max(peaks[phase], ms.runtime.max_memory_allocated())
         _reset()
+
+
+def layers_of(model: nn.Cell) -> list[nn.Cell]:
+    """Return the layers of a model, those for multi-token prediction last."""
+    gpt_model = _find_gpt_model(model)
+    return [*gpt_model.decoder.layers, *getattr(getattr(gpt_model, "mtp", None), "layers", ())]
 
 
 def _find_gpt_model(model: nn.Cell) -> nn.Cell:

@@ -52,6 +52,7 @@ class Recorder:
         self.trace: Trace | None = None
         self.thread: int | None = None  # observed thread; None for none
         self.foreign: set[int] = set()  # addresses of memory owned by the caller or by a cell
+        self.weights: set[int] = set()  # addresses of weights, of which autograd also saves views; not on CPU
         self._clear()
 
     def _clear(self) -> None:
@@ -82,6 +83,7 @@ class Recorder:
         if self.is_forward or not self.saves or self.pass_thread != threading.get_ident():
             self._clear()
             self.foreign = {address_of(tensor) for tensor in _constant_tensors(self.network)}
+            self.weights = set() if _is_on_cpu() else {address_of(weight) for weight in self.network.get_parameters()}
         self.is_forward = True
         self.foreign |= {address_of(tensor) for tensor in tensors_in(inputs)}
 
@@ -125,7 +127,8 @@ class Recorder:
             producer = self.producers.get(address)
             if producer is None and self.open_inputs is not None and address not in self.open_inputs:
                 producer = len(self.operators) - 1  # some operators save their output before they return
-            protection = "weight" if getattr(tensor, "param_info", None) is not None else ""
+            is_weight = getattr(tensor, "param_info", None) is not None or address in self.weights
+            protection = "weight" if is_weight else ""
             if producer is None and address in self.foreign:
                 protection = protection or "input"
             self.storages.append(_RecordedStorage(tensor, producer, protection))
@@ -251,6 +254,11 @@ def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], objec
     if recorder.trace is None:
         raise ApplyError("the step had no backward pass through the layers: nothing was recorded")
     return recorder.trace
+
+
+def _is_on_cpu() -> bool:
+    """Return whether kernels copy views, so that no saved tensor shares the memory of a weight."""
+    return ms.get_context("device_target") == "CPU"
 
 
 def _constant_tensors(network: nn.Cell) -> Iterator[ms.Tensor]:

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,14 @@ MIN_SHARED_BYTES = 1 << 16
 
 def main(arguments: list[str]) -> int:
     """Run the request of the first file, and write the result, or the error, to the second one."""
+    return answer_request(dry_run, arguments)
+
+
+def answer_request(function: Callable[..., dict[str, Any]], arguments: list[str]) -> int:
+    """Call a function with the JSON object of the first file, and write its result or error to the second one."""
     request, result = (Path(name) for name in arguments)
     try:
-        answer = dry_run(**json.loads(request.read_text("utf-8")))
+        answer = function(**json.loads(request.read_text("utf-8")))
     except MindswapError as error:
         traceback.print_exc()
         answer = {"error": str(error)}
@@ -54,13 +59,7 @@ def dry_run(config: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
     Returns:
         The memory of the phases of the measured step, of the network and the optimizer, and what was moved; in bytes.
     """
-    _use_one_processor()
-    ms.set_device("Ascend")
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    uses_stand_in = install_unless_present()
-    _name_device_of_empty_cells()
-    _make_parameters_on_device()
-    _accept_cube_math_type()
+    uses_stand_in = prepare()
     from mindswap.adapters.pynative.measured_trainer import MeasuredTrainer
 
     config["training"]["steps"] = NUM_STEPS
@@ -78,6 +77,22 @@ def dry_run(config: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
         "moved": asdict(measured.moved) if uses_stand_in else None,
         "uses_stand_in": uses_stand_in,
     }
+
+
+def prepare() -> bool:
+    """Prepare this process for the trainer on the Ascend backend, before MindFormers' trainer is imported.
+
+    Returns:
+        Whether the stand-in for HyperParallel is used.
+    """
+    _use_one_processor()
+    ms.set_device("Ascend")
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    uses_stand_in = install_unless_present()
+    _name_device_of_empty_cells()
+    _make_parameters_on_device()
+    _accept_cube_math_type()
+    return uses_stand_in
 
 
 def synthetic_data(

@@ -74,9 +74,9 @@ def _works_2x(facts: MachineFacts) -> str:
     """Format the commands that read files of MindFormers 2.x here."""
     versions = tuple(facts.software.version(name) for name in ("mindformers", "mindspore"))
     if versions == TRAINER_VERSIONS:
-        return f"{_COMMANDS_2X}, dryrun"
+        return f"{_COMMANDS_2X}, dryrun, trace"
     needed = " with mindspore ".join(TRAINER_VERSIONS)
-    return f"{_COMMANDS_2X}; dryrun needs mindformers {needed} (docs/versions.md)"
+    return f"{_COMMANDS_2X}; dryrun and trace need mindformers {needed} (docs/versions.md)"
 
 
 def _works(facts: MachineFacts) -> str:

@@ -30,6 +30,7 @@ from mindswap.features.dryrun.page import standalone_curve
 from mindswap.features.dryrun.rank_runs import RankRun, RankRuns, run_folder
 from mindswap.features.dryrun.report import describe_basis, dry_run_to_json, format_dry_run
 from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun, stage_run
+from mindswap.features.dryrun.trainer_trace import record_trainer_step
 from mindswap.features.simulate import LoadedStep
 from mindswap.policy.formats.mindformers2.tables import refuse_pynative
 from mindswap.report.html import in_notebook
@@ -42,7 +43,7 @@ from mindswap.units import format_count
 
 __all__ = [
     "DryRun", "DryRunOptions", "DryRunReport", "StatusCallback", "StepDryRun", "describe_basis", "dry_run_step",
-    "dry_run_to_json", "memory_limits", "run_stages",
+    "dry_run_to_json", "memory_limits", "record_trainer_step", "run_stages",
 ]  # fmt: skip
 
 NOT_INLINED_NOTE = (

@@ -119,6 +119,40 @@ def require_mindformers_2x(document: Document) -> None:
     raise PolicyError([Problem(location, RULE, Level.ERROR, message, allowed, fix)])
 
 
+def run_program(
+    program: str, request: Mapping[str, Any], folder: Path, report_status: StatusCallback
+) -> tuple[dict[str, Any], float]:
+    """Run a program of `mindswap.adapters.pynative` on the Ascend backend until it ends.
+
+    Args:
+        program: module to run.
+        request: its arguments as JSON data.
+        folder: folder for its files; it is created.
+        report_status: called now and then, with a line on the progress.
+
+    Returns:
+        The result as JSON data, and the time in seconds.
+
+    Raises:
+        LaunchError: the process failed, with its last error and the path of its log.
+    """
+    folder.mkdir(parents=True)
+    asked, answered, log = folder / "request.json", folder / "result.json", folder / LOG
+    asked.write_text(json.dumps(request), encoding="utf-8")
+    begin_s = time.monotonic()
+    with log.open("wb") as file, contextlib.ExitStack() as stack:
+        first, variables = ascend_backend(stack)
+        variables |= {"MS_SIMULATION_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
+        command = module_command(program, str(asked.absolute()), str(answered.absolute()), first=first)
+        streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+        with started(command, variables, cwd=folder, **streams) as process:
+            ended = wait(process, log, report_status, lambda: time.monotonic() - begin_s > MAX_S)
+    result = _read_result(answered)
+    if ended.code != 0 or result is None or "error" in result:
+        raise LaunchError(_failure_message(ended.code, result, log))
+    return result, time.monotonic() - begin_s
+
+
 def run_trainer(request: TrainerRequest, folder: Path, report_status: StatusCallback) -> TrainerStep:
     """Run the trainer in a process of its own until it ends.
 
@@ -130,21 +164,9 @@ def run_trainer(request: TrainerRequest, folder: Path, report_status: StatusCall
     Raises:
         LaunchError: the process failed, with its last error and the path of its log.
     """
-    folder.mkdir(parents=True)
-    asked, answered, log = folder / "request.json", folder / "result.json", folder / LOG
-    asked.write_text(json.dumps({"config": request.config, "sample": request.sample}), encoding="utf-8")
-    begin_s = time.monotonic()
-    with log.open("wb") as file, contextlib.ExitStack() as stack:
-        first, variables = ascend_backend(stack)
-        variables |= {"MS_SIMULATION_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
-        command = module_command(PROGRAM, str(asked.absolute()), str(answered.absolute()), first=first)
-        streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-        with started(command, variables, cwd=folder, **streams) as process:
-            ended = wait(process, log, report_status, lambda: time.monotonic() - begin_s > MAX_S)
-    result = _read_result(answered)
-    if ended.code != 0 or result is None or "error" in result:
-        raise LaunchError(_failure_message(ended.code, result, log))
-    return read_step(request.num_layers, result, log, time.monotonic() - begin_s)
+    arguments = {"config": request.config, "sample": request.sample}
+    result, wall_s = run_program(PROGRAM, arguments, folder, report_status)
+    return read_step(request.num_layers, result, folder / LOG, wall_s)
 
 
 def read_step(num_layers: int, result: Mapping[str, Any], log: Path, wall_s: float) -> TrainerStep:

@@ -77,8 +77,8 @@ def _trace_problem(document: Document) -> Problem:
         message=f"this is a configuration of {ConfigFormat.PYNATIVE.value}, "
         "which is planned from a trace of its network",
         allowed="--trace FILE, of one step of the same model",
-        fix="mindswap trace MODEL.yaml -o step.json, with MODEL.yaml of MindFormers 1.9 and the same model; then "
-        f"mindswap plan {document.file} --trace step.json",
+        fix=f"mindswap trace {document.file} -o step.json, with mindformers 2.1.0, or with 1.9.0 and a file of 1.9 of "
+        f"the same model; then mindswap plan {document.file} --trace step.json",
     )
 
 
@@ -113,7 +113,7 @@ def require_same_model(document: Document, source: Document, num_layers: int, tr
             "    fix:     a trace of a configuration with as many layers"
         )
     if find_mtp_layers(document):
-        raise PlanError(f"{document.file}: layers for multi-token prediction are in no trace; they cannot be planned")
+        raise PlanError(f"{document.file}: layers for multi-token prediction cannot be planned")
     stages = source.count("parallel_config", "pipeline_stage")
     pipeline = document.get("parallelism", "pipeline_parallel")
     if pipeline is not None and pipeline.value not in (1, None):

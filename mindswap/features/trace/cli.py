@@ -1,30 +1,39 @@
 """Command line of `mindswap trace`."""
 
 import argparse
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from mindswap.command_line.options import add_json, answer
+from mindswap.command_line.progress import PhaseLines
+from mindswap.config.problem import find_errors
+from mindswap.config.source import load_document
 from mindswap.errors import DataError
+from mindswap.features.dryrun import record_trainer_step
 from mindswap.files import require_folders, write_new
-from mindswap.pynative.trace import dump_trace
+from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format
+from mindswap.pynative.trace import RecordedStep, dump_trace
 from mindswap.steps.recorded import is_trace_path, record_step
 from mindswap.units import format_bytes
 
 EPILOG = """\
 examples:
   mindswap trace configs/llama2_7b/cpu/case3_op_swap.yaml -o step.json
+  mindswap trace docs/qwen3_2x.yaml -o step.json           # of MindFormers 2.x, in MindSpore's dry run
   mindswap simulate step.json
   mindswap plan step.json --memory 8MiB
 
 The step runs with random weights and tokens, on one rank, without swap and recompute. A trace says on which device it
-was made: on a CPU a kernel copies a view before it reads it, on Ascend it does not.
+was made: on a CPU a kernel copies a view before it reads it, on Ascend it does not. A configuration of MindFormers 2.x
+is recorded with its own trainer in the dry run of the Ascend backend (docs/mindformers_2x.md), without a card.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments and options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers 1.9")
+    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="file to write (.json)")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
     add_json(parser)
@@ -35,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     require_folders(args.output)
     if not is_trace_path(str(args.output)):
         raise DataError(f"-o {args.output}: the name of a trace ends in .json: by it other commands know it")
-    step = record_step(args.config)
+    step = _record(args.config)
     write_new(args.output, dump_trace(step), overwrite=args.overwrite)
     trace = step.trace
     num_forward = sum(operator.is_forward for operator in trace.operators)
@@ -50,6 +59,14 @@ def run(args: argparse.Namespace) -> int:
         "saved_bytes": sum(storage.size_bytes for storage in trace.storages if not storage.protection),
     }
     return answer(args, result, _format(result))
+
+
+def _record(config: str) -> RecordedStep:
+    """Record on this CPU, or a configuration of MindFormers 2.x with its own trainer in the dry run."""
+    document = load_document(config)
+    if find_format(document) is not ConfigFormat.PYNATIVE or find_errors(document.problems):
+        return record_step(config)
+    return record_trainer_step(document, PhaseLines(time.monotonic(), sys.stderr))
 
 
 def _format(result: dict[str, Any]) -> str:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mindswap.config.parse import parse_document
 from mindswap.config.render import document_from_data
+from mindswap.config.step_settings import read_step_settings
 from mindswap.errors import GraphError, LaunchError
 from mindswap.features.dryrun.trainer_config import (
     fully_recomputed_2x,
@@ -14,6 +16,9 @@ from mindswap.features.dryrun.trainer_config import (
     trainer_request,
     truncate_layers,
 )
+from mindswap.features.dryrun.trainer_trace import graph_mode_text
+from mindswap.policy.formats.mindformers1.read import find_num_layers
+from mindswap.rules.checker import check_document
 
 SMALL = Path(__file__).parents[3] / "docs/qwen3_2x.yaml"
 
@@ -114,3 +119,18 @@ def test_what_is_compared_with():
     assert fully_recomputed_2x(data, 9)["recompute"] == {"mode": "full", "full_recompute_layer": ["0-8"]}
     assert "swap" not in fully_recomputed_2x(data, 9)
     assert data["recompute"]["full_recompute_layer"] == ["7"]
+
+
+def test_a_trace_keeps_the_sizes_in_the_form_of_1_9():
+    text = graph_mode_text(document(training={"local_batch_size": 2, "global_batch_size": 8}))
+    read = parse_document(text, "step.json")
+    assert not check_document(read).errors
+    assert find_num_layers(read) == 8
+    settings = read_step_settings(read)
+    assert (settings.batch_size, settings.seq_length, settings.num_micro_batches) == (2, 8192, 4)
+
+
+def test_layers_of_multi_token_prediction_count_as_layers_of_the_trace():
+    read = parse_document(graph_mode_text(document(model={"num_nextn_predict_layers": 1})), "step.json")
+    assert find_num_layers(read) == 9
+    assert read.get("model", "model_config", "num_nextn_predict_layers") is None

@@ -1,6 +1,7 @@
 """Dry runs with the trainer of MindFormers 2.1.0 on MindSpore's Ascend backend, without a card."""
 
 import json
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from mindswap import cli
+from mindswap.pynative.trace import load_trace
 
 
 def has_mindformers_2x() -> bool:
@@ -82,3 +84,25 @@ def test_what_the_stand_in_does_not_do_is_refused_by_name(tmp_path, capsys):
     assert cli.main(["dryrun", changed(section, tmp_path), "--layers", "2"]) == 1
     error = capsys.readouterr().err
     assert "recompute.exclude_op" in error and "stand-in for HyperParallel" in error
+
+
+def test_a_trace_has_the_operators_of_ascend_and_plans_the_file(tmp_path, capsys):
+    output = tmp_path / "step.json"
+    assert cli.main(["trace", str(SMALL), "-o", str(output), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["device"], made["num_layers"]) == ("Ascend", 8)
+    step = load_trace(output.read_text("utf-8"), str(output))
+    layer = [operator for operator in step.trace.operators if operator.layer_index == 1 and operator.is_forward]
+    names = Counter(operator.name for operator in layer)
+    assert names["FlashAttentionScore"] == 1 and names["MatMulExt"] == names["RmsNorm"] == 4
+    assert {"self_attention.core_attention.flash_attention", "mlp.linear_fc1.MatMulExt"} <= {
+        ".".join(operator.path) for operator in layer
+    }
+    # Weights of a layer in bfloat16, of which autograd saves transposed views, stay on the device.
+    weights = [storage.size_bytes for storage in step.trace.storages if storage.protection == "weight"]
+    assert sum(weights) / 8 == pytest.approx(26 * MIB, rel=0.001)
+    assert not any(value.copy_of for operator in step.trace.operators for value in operator.inputs)
+    planned = tmp_path / "planned.yaml"
+    words = ["plan", str(SMALL), "--trace", str(output), "--memory", "5.5GiB", "-o", str(planned)]
+    assert cli.main(words) == 0
+    assert yaml.safe_load(planned.read_text("utf-8"))["recompute"]["mode"] == "full"

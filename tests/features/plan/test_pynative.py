@@ -156,7 +156,7 @@ def test_without_a_trace_it_says_how_to_make_one(plan):
     code, out, err = plan("--memory", "1GiB", trace=False)
     assert (code, out) == (1, "")
     assert "x.yaml:2:1: error: this is a configuration of MindFormers 2.x (PyNative)" in err
-    assert "mindswap trace MODEL.yaml -o step.json" in err and "--trace step.json" in err
+    assert "x.yaml -o step.json, with mindformers 2.1.0" in err and "--trace step.json" in err
 
 
 @pytest.mark.parametrize(

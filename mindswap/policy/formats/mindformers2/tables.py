@@ -170,7 +170,7 @@ def wrong_form_problem(document: Document) -> Problem | None:
         return None
     entry = document.entry("training")
     location = entry.location if entry is not None else Location(document.file)
-    readers = "`check`, `explain`, `convert`, `dryrun` and `plan`"
+    readers = "`check`, `explain`, `convert`, `dryrun`, `trace` and `plan`"
     message = f"this is a configuration of {ConfigFormat.PYNATIVE.value}, which only {readers} read so far"
     allowed = f"a configuration of {ConfigFormat.GRAPH.value}, with `trainer` or `runner_config`"
     fix = "use these, plan with --trace; for the rest a 1.9 configuration of the same model"

@@ -1,0 +1,72 @@
+"""Record a step of a configuration of MindFormers 2.x with its own trainer, in MindSpore's dry run."""
+
+from mindswap.config.nodes import Document
+from mindswap.config.problem import find_errors
+from mindswap.config.render import block_lines
+from mindswap.errors import PolicyError
+from mindswap.features.dryrun.backend import StatusCallback
+from mindswap.features.dryrun.cann_stand_ins import has_cann, stub_libraries
+from mindswap.features.dryrun.rank_runs import run_folder
+from mindswap.features.dryrun.trainer_config import num_micro_batches, switched_off_2x, trainer_request
+from mindswap.features.dryrun.trainer_run import require_mindformers_2x, run_program
+from mindswap.policy.formats.mindformers2.read import MTP_KEYS, NUM_LAYERS_KEYS, find_mtp_layers
+from mindswap.pynative.trace import RecordedStep, load_trace
+from mindswap.rules.checker import check_pynative
+from mindswap.rules.machine.software import installed_version
+
+PROGRAM = "mindswap.adapters.pynative.trainer_trace"
+
+
+def record_trainer_step(document: Document, report_status: StatusCallback = lambda line: None) -> RecordedStep:
+    """Record forward and backward of one rank, without swap and recompute.
+
+    Args:
+        document: a configuration of MindFormers 2.x.
+        report_status: called with each line on the progress.
+
+    Raises:
+        PolicyError: the configuration has errors, or this Python has no MindFormers 2.x.
+        LaunchError: the dry run is not possible or failed.
+    """
+    checked = check_pynative(document, mindformers=installed_version("mindformers"))
+    if find_errors(checked.problems):
+        raise PolicyError(checked.problems)
+    request = trainer_request(document)
+    require_mindformers_2x(document)
+    if not has_cann():
+        report_status("making stand-ins for CANN, or taking those that are there")
+        stub_libraries()
+    arguments = {
+        "config": switched_off_2x(request.config),
+        "sample": request.sample,
+        "text": graph_mode_text(document),
+    }
+    with run_folder(None) as folder:
+        result, _ = run_program(PROGRAM, arguments, folder / "trace", report_status)
+    return load_trace(result["trace"], document.file)
+
+
+def graph_mode_text(document: Document) -> str:
+    """Return the sizes and the optimizer in the form of MindFormers 1.9, which the readers of a trace understand.
+
+    Args:
+        document: a configuration of MindFormers 2.x.
+    """
+    num_mtp_layers = find_mtp_layers(document)  # they are layers of the trace as others
+    model = {key: value for key, value in document.data().get("model", {}).items() if key not in MTP_KEYS}
+    model |= {key: model[key] + num_mtp_layers for key in NUM_LAYERS_KEYS if key in model}
+    data = {
+        "run_mode": "train",
+        "use_legacy": False,
+        "context": {"mode": 1},
+        "runner_config": {
+            "batch_size": document.count("training", "local_batch_size"),
+            "gradient_accumulation_steps": num_micro_batches(document),
+        },
+        "optimizer": {"type": document.value("optimizer", "type") or "AdamW"},
+        "model": {"model_config": model},
+    }
+    if document.get("mindswap") is not None:
+        data["mindswap"] = document.data()["mindswap"]
+    head = f"# from {document.file} of MindFormers 2.x, in the form of 1.9"
+    return "\n".join([head, *block_lines(data, 0, 2)]) + "\n"
