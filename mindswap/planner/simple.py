@@ -2,7 +2,8 @@
 
 An entry names a part of a layer (the whole layer, attention, or the feed-forward network; for recompute also the casts
 of weights) and some layers. For each pair of parts and each number of swapped layers, each pipeline stage recomputes
-the minimum number of layers that fits. All candidates are simulated.
+the minimum number of layers that fits. The best of these are tried again with a further part recomputed in all layers:
+casts of weights, activation functions, or a cell. All candidates are simulated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,17 +20,21 @@ from mindswap.policy.cell_tree import CellNode, match_pattern
 from mindswap.policy.model import ENTRY_FIELDS, NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.step_model import StepModel
 
-MAX_ENTRIES = 4
+MAX_ENTRIES = 6
 WHOLE_LAYER = ""
 # Names of the cells in legacy and in newer models.
 CELLS = ("attention", "self_attention", "feed_forward", "mlp")
 # Casts of weights: with several micro-batches each one saves its own cast of every weight, which is cheap to recompute.
 WEIGHT_CASTS = r".*\.(w|linear_)\w+\.cast"
+# Activation functions and the product after them, in legacy and in newer models: as cheap, and each frees a tensor as
+# wide as the feed-forward network.
+ACTIVATIONS = (r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu", r"mlp\.activation_func\.\w+")
 # The coarse search swaps 1/4, 2/4, ... of the layers of a stage; the best candidates are then refined layer by layer.
 NUM_QUARTERS = 4
 PREFETCH = 30
 DISTANCES = (5, 10, 15, 20, 40, 60, 100)
-NUM_REFINED = 3  # candidates of the coarse search that are refined
+NUM_EXTENDED = 3  # candidates of the coarse search that are tried with a part recomputed in all layers
+NUM_REFINED = 3  # of the candidates then, those that are refined
 NUM_REPLAYED = 8  # limit of candidates that are evaluated on the whole step, until one fits
 
 
@@ -42,6 +47,7 @@ class SimplePolicy:
     num_swapped: tuple[int, ...]  # number of swapped layers of each stage
     num_recomputed: tuple[int, ...]  # number of recomputed layers of each stage
     prefetch: int  # `backward_prefetch`
+    everywhere: tuple[str, ...] = ()  # patterns that all layers recompute which are not recomputed as a whole
 
     def policy(self, stages: Sequence[Sequence[int]], settings: Policy) -> Policy:
         """Return the policy in layer indices.
@@ -63,6 +69,11 @@ class SimplePolicy:
                 else (*remaining, *swapped_of_stage[: num_recomputed - len(remaining)])
             )
         swapped_layers, recomputed_layers = Layers(swapped), Layers(recomputed_part)
+        # Full recompute of a layer includes it.
+        whole = set(recomputed_part) if self.recomputed_part == WHOLE_LAYER else set()
+        others = Layers(layer for layers in stages for layer in layers if layer not in whole)
+        patterns = [pattern for pattern in self.everywhere if others and pattern != self.recomputed_part]
+        everywhere = tuple(OpRecompute(pattern, others) for pattern in patterns)
         return replace(
             settings,
             is_swap_enabled=True,
@@ -70,9 +81,12 @@ class SimplePolicy:
             layer_swap=(LayerSwap(swapped_layers, self.prefetch),) if swapped and self.swap == WHOLE_LAYER else (),
             op_swap=(OpSwap(self.swap, swapped_layers, self.prefetch),) if swapped and self.swap != WHOLE_LAYER else (),
             layer_recompute=recomputed_layers if self.recomputed_part == WHOLE_LAYER else NO_LAYERS,
-            select_recompute=(OpRecompute(self.recomputed_part, recomputed_layers),)
-            if recomputed_part and self.recomputed_part != WHOLE_LAYER
-            else (),
+            select_recompute=everywhere
+            + (
+                (OpRecompute(self.recomputed_part, recomputed_layers),)
+                if recomputed_part and self.recomputed_part != WHOLE_LAYER
+                else ()
+            ),
         )
 
 
@@ -139,8 +153,20 @@ class _SimpleSearch:
                 fitted.append(self._fit(simple))
             except SimulationError:  # this part cannot be recomputed in this model
                 continue
-        for simple in sorted(fitted, key=self._rank_of)[:NUM_REFINED]:
+        fitted = sorted(fitted, key=self._rank_of)
+        extended = [self._extended(simple) for simple in fitted[:NUM_EXTENDED]]
+        for simple in sorted((*extended, *fitted[NUM_EXTENDED:]), key=self._rank_of)[:NUM_REFINED]:
             self._refine(simple)
+
+    def _extended(self, best: SimplePolicy) -> SimplePolicy:
+        """Return the policy with a part recomputed in all layers, if that is better."""
+        model = self.problem.model
+        for everywhere in common_parts(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves):
+            try:
+                best = min(best, self._fit(replace(best, everywhere=everywhere)), key=self._rank_of)
+            except SimulationError:  # this part cannot be recomputed in this model
+                continue
+        return best
 
     def _coarse(self) -> Iterator[SimplePolicy]:
         none = (0,) * len(self.stages)
@@ -215,6 +241,23 @@ def parts(
     cells = [name for name in present if name != WEIGHT_CASTS]
     recomputed_part = [name for name in present if name == WEIGHT_CASTS or not has_interleaved_halves]
     return (WHOLE_LAYER, *cells) if allow.swap else (), (WHOLE_LAYER, *recomputed_part) if allow.recompute else ()
+
+
+def common_parts(
+    trees: Sequence[CellNode], allow: Allow, has_interleaved_halves: bool = False
+) -> tuple[tuple[str, ...], ...]:
+    """Return the patterns that all layers may recompute: casts of weights, activation functions, a cell, with casts.
+
+    Arguments as of `parts`.
+    """
+
+    def present(patterns: Sequence[str]) -> tuple[str, ...]:
+        return tuple(pattern for pattern in patterns if all(match_pattern(pattern, tree) for tree in trees))
+
+    casts, cells = present((WEIGHT_CASTS,)), () if has_interleaved_halves else present(CELLS)
+    others = [present(ACTIVATIONS), *((cell,) for cell in cells)]
+    groups = (casts, *others, *((*casts, *other) for other in others if casts and other))
+    return tuple(filter(None, groups)) if allow.recompute else ()
 
 
 def evenly(layers: Sequence[int], number: int) -> tuple[int, ...]:

@@ -198,8 +198,9 @@ def make_plan(
         allow: means that the plan may use: swap, recompute or both.
         objective: quantity to minimize.
         progress: called after each simulation; if it raises `Stop`, the best policy so far is the plan.
-        simple: limit the plan to 4 entries: full layers, or the cells of attention and feed-forward, with one prefetch
-            distance. No effect for MindFormers 2.x, whose plans are that simple anyway.
+        simple: limit the plan to 6 entries: full layers, the cells of attention and feed-forward, casts of weights and
+            activation functions, with one prefetch distance. No effect for MindFormers 2.x, whose plans are that
+            simple anyway.
         pins: decisions of the user for all layers, read by `planner.pins.read_pin`.
 
     Returns:

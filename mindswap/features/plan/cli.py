@@ -59,7 +59,7 @@ examples:
   mindswap plan llama2_7b.yaml --memory 54GiB
   mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
   mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
-  mindswap plan llama2_7b.yaml --memory 40GiB --simple     # at most 4 entries, and what that costs
+  mindswap plan llama2_7b.yaml --memory 40GiB --simple     # at most 6 entries, and what that costs
   mindswap plan llama2_7b.yaml --memory 40GiB --pin 'attention\\.flash_attention=swap' --pin 'feed_forward=keep'
   mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # until it fits on MindSpore's Ascend backend
   mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--simple",
         action="store_true",
         help=(
-            "at most 4 entries: whole layers, or the cells of attention and feed-forward, one distance; says what "
+            "at most 6 entries: whole layers, or the cells of attention and feed-forward, one distance; says what "
             "it costs against the full plan"
         ),
     )
