@@ -28,7 +28,7 @@ $(CHECK_VENV)/.installed: pyproject.toml
 $(VENV_2X)/.installed: pyproject.toml tools/mindformers_2x.txt
 	$(PYTHON) -m venv $(VENV_2X)
 	@echo "installing MindFormers 2.1.0 with MindSpore 2.10.0 into $(VENV_2X): about 2 minutes, once"
-	$(VENV_2X)/bin/pip install --quiet -r tools/mindformers_2x.txt -e . pytest hypothesis
+	$(VENV_2X)/bin/pip install --quiet -r tools/mindformers_2x.txt -e . pytest pytest-xdist hypothesis
 	$(VENV_2X)/bin/pip install --quiet --no-deps mindformers==2.1.0
 	touch $@
 
@@ -55,7 +55,7 @@ test: check $(VENV)/.installed  ## everything: `check`, its long tests, then tho
 	$(VENV)/bin/pytest -q tests/runtime/text tests/report/test_plots.py -m "not mindspore"  # need packages that .venv-check lacks
 
 test-2x: $(VENV_2X)/.installed  ## dry runs with the trainer of MindFormers 2.1.0 (2 min; the first time installs it, 2 min more)
-	$(VENV_2X)/bin/pytest -q -m mindformers2 $$(grep -rl mark.mindformers2 tests --include="test_*.py")
+	$(VENV_2X)/bin/pytest -q -n 2 -m mindformers2 $$(grep -rl mark.mindformers2 tests --include="test_*.py")
 
 test-nightly: $(CHECK_VENV)/.installed $(VENV)/.installed  ## at full strength: tests without MindSpore, and those with it that are shorter by day (55 min)
 	MINDSWAP_NIGHTLY=1 $(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend"
