@@ -34,7 +34,7 @@ class PlacementError(MindswapError):
 
 
 @dataclass(frozen=True)
-class Placement:
+class LayerPlacement:
     """Layers on stages and chunks. Layers that compute nothing are counted here, and the model has none of them."""
 
     layout: Layout  # of all layers, with those that compute nothing
@@ -98,7 +98,7 @@ class Placement:
                     yield index
 
 
-def place_layers(options: MegatronOptions, num_layers: int) -> Placement:
+def place_layers(options: MegatronOptions, num_layers: int) -> LayerPlacement:
     """Distribute `num_layers` layers, with those of --noop-layers, over stages and chunks.
 
     Raises:
@@ -118,7 +118,7 @@ def place_layers(options: MegatronOptions, num_layers: int) -> Placement:
         rows = [_place_by_list(options, num_layers)]
     else:
         rows = _place_evenly(options, num_layers)
-    return Placement(Layout(tuple(map(tuple, rows)), num_layers, is_v_shaped), noop_layers)
+    return LayerPlacement(Layout(tuple(map(tuple, rows)), num_layers, is_v_shaped), noop_layers)
 
 
 def _place_evenly(options: MegatronOptions, num_layers: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from mindswap.policy.formats.megatron.options import MegatronOptions
-from mindswap.policy.formats.megatron.placement import Placement
+from mindswap.policy.formats.megatron.placement import LayerPlacement
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, union_layers
 
 # With the newer models of Megatron-LM, which have no module of another of its names, --swap-attention takes this one.
@@ -26,7 +26,7 @@ class ModuleRequest:
     is_offloaded: bool = False  # offloaded; else recomputed
 
 
-def full_recompute_layers(options: MegatronOptions, placement: Placement) -> Layers:
+def full_recompute_layers(options: MegatronOptions, placement: LayerPlacement) -> Layers:
     """Return the layers of the model that are recomputed as a whole."""
     if options.granularity != "full" or options.swap_attention:
         return NO_LAYERS
@@ -35,7 +35,7 @@ def full_recompute_layers(options: MegatronOptions, placement: Placement) -> Lay
     return ALL_LAYERS
 
 
-def module_requests(options: MegatronOptions, placement: Placement) -> Iterator[ModuleRequest]:
+def module_requests(options: MegatronOptions, placement: LayerPlacement) -> Iterator[ModuleRequest]:
     """Yield what each option asks for. What is recomputed as a whole is left out, so there may be no layers left."""
     num_layers = placement.num_model_layers
     whole = {*full_recompute_layers(options, placement).resolve(num_layers)}
@@ -47,7 +47,7 @@ def module_requests(options: MegatronOptions, placement: Placement) -> Iterator[
             yield request
 
 
-def _requests(options: MegatronOptions, placement: Placement) -> Iterator[ModuleRequest]:
+def _requests(options: MegatronOptions, placement: LayerPlacement) -> Iterator[ModuleRequest]:
     if options.granularity == "selective":
         yield ModuleRequest("recompute_modules", "recompute", options.recompute_modules or ("core_attn",))
     if options.fine_grained_activation_offloading:
@@ -68,7 +68,7 @@ def _requests(options: MegatronOptions, placement: Placement) -> Iterator[Module
         yield from _zero_memory(options, placement)
 
 
-def _zero_memory(options: MegatronOptions, placement: Placement) -> Iterator[ModuleRequest]:
+def _zero_memory(options: MegatronOptions, placement: LayerPlacement) -> Iterator[ModuleRequest]:
     """Yield experts that are recomputed whole (level1, in the first layers of a stage), and activation functions."""
     num_layers, count, whole = placement.num_model_layers, options.moe_zero_memory_num_layers, NO_LAYERS
     if options.zero_memory == "level1":
@@ -78,7 +78,9 @@ def _zero_memory(options: MegatronOptions, placement: Placement) -> Iterator[Mod
     yield ModuleRequest("moe_zero_memory", "mindspeed", ("expert_activation",), rest if whole else ALL_LAYERS)
 
 
-def _counted(options: MegatronOptions, placement: Placement, count: int, is_per_stage: bool | None = None) -> Layers:
+def _counted(
+    options: MegatronOptions, placement: LayerPlacement, count: int, is_per_stage: bool | None = None
+) -> Layers:
     """Return the first layers of each chunk or stage, but for the last of all with --recompute-in-advance."""
     per_stage = options.enable_recompute_layers_per_pp_rank if is_per_stage is None else is_per_stage
     layers = placement.first_layers(count, is_per_stage=per_stage)
@@ -86,7 +88,7 @@ def _counted(options: MegatronOptions, placement: Placement, count: int, is_per_
     return placement.model_layers(layer for layer in layers if layer != last)
 
 
-def _function_layers(options: MegatronOptions, placement: Placement, count: int | None) -> Layers:
+def _function_layers(options: MegatronOptions, placement: LayerPlacement, count: int | None) -> Layers:
     """Return the layers whose activation function or norm is recomputed: those behind the wholly recomputed ones."""
     first = options.recompute_num_layers or 0
 
@@ -96,7 +98,7 @@ def _function_layers(options: MegatronOptions, placement: Placement, count: int 
     return placement.model_layers(_select(options, placement, is_selected))
 
 
-def _swap_attention(options: MegatronOptions, placement: Placement) -> Iterator[ModuleRequest]:
+def _swap_attention(options: MegatronOptions, placement: LayerPlacement) -> Iterator[ModuleRequest]:
     """Yield what is offloaded, and the multi-layer perceptrons that are recomputed beside it."""
     every = placement.largest_count(is_per_stage=options.enable_recompute_layers_per_pp_rank)
     recomputed = min(options.recompute_num_layers or 0, every)
@@ -109,7 +111,7 @@ def _swap_attention(options: MegatronOptions, placement: Placement) -> Iterator[
     yield ModuleRequest("swap_attention", "mindspeed", ("mlp",), _counted(options, placement, recomputed))
 
 
-def _select(options: MegatronOptions, placement: Placement, is_selected: Callable[[int], bool]) -> Iterator[int]:
+def _select(options: MegatronOptions, placement: LayerPlacement, is_selected: Callable[[int], bool]) -> Iterator[int]:
     per_stage = options.enable_recompute_layers_per_pp_rank
     for layer, priority in placement.priorities(is_per_stage=per_stage):
         if is_selected(priority):
