@@ -3,6 +3,7 @@
 import os
 import resource
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -107,7 +108,10 @@ READ = {
 
 
 def run(arguments, output):
-    """Exit code, CPU time and peak memory of a command in a fork that is killed above the limits."""
+    """Exit code, CPU time and additional memory of a command in a fork that is killed above the limits."""
+    before_bytes = (
+        int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    )  # the fork begins with it
     process = os.fork()
     if process == 0:
         code = 70
@@ -119,7 +123,7 @@ def run(arguments, output):
         finally:
             os._exit(code)
     _, status, usage = os.wait4(process, 0)
-    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10
+    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, (usage.ru_maxrss << 10) - before_bytes
 
 
 OTHER_COMMANDS = ("explain", "convert", "plan", "simulate", "inspect", "verify", "dryrun", "compare")

@@ -110,7 +110,7 @@ def test_where_swap_changes_the_step_there_are_no_counts(num_micro_batches):
 def test_the_written_file_has_the_figures_of_the_plan(tmp_path, name, budget_gib):
     step = recorded_step(name)
     plan = StepPlanner(step, Allow(swap=False)).plan(budget_gib << 30)
-    assert plan.fits and plan.plan.gap < 0.07 and only_recomputes(plan.policy)
+    assert plan.fits and plan.plan.gap < 0.1 and only_recomputes(plan.policy)
     text = planned_text(step, plan.plan, "planned.yaml")
     data = yaml.safe_load(text)
     assert data["swap_config"] == {"swap": False} == plan.sections["swap_config"]

@@ -81,5 +81,5 @@ def _wrap(target: Any, decorate: Callable[[Callable[..., Any]], Callable[..., An
     if not isinstance(target, nn.Cell):
         return decorate(target)
     run = target.construct
-    object.__setattr__(target, "construct", functools.wraps(run)(decorate(run)))
+    vars(target)["construct"] = functools.wraps(run)(decorate(run))  # `Cell.__setattr__` takes cells and parameters
     return target
