@@ -225,7 +225,6 @@ def test_modules_of_the_newer_models(qwen3):
         ("pre_mlp_layernorm", "RmsNorm"),
         ("mlp.activation_func", "SiLU"),
     ]
-    print("AGAIN", again(llama, "activation function"), Path(llama["files"]["activation function"]).read_text()[-900:])
     assert found == {(layer, *cell): 1 for layer in TWO_LAYERS for cell in cells}
     inputs = [
         *[("self_attention.core_attention", "Transpose")] * 3,  # query, key, value
