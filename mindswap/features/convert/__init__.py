@@ -140,7 +140,7 @@ def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Conv
     stated = find_num_layers(request.document)
     if stated is not None:
         num_layers = replace(request, num_layers=options.num_model_layers).find_num_layers(stated)
-        options = replace(options, num_layers=num_layers + len({*(options.noop_layers or ())}))
+        options = replace(options, num_layers=num_layers + options.num_noop_layers)
     use_legacy = source.family == "llama" if request.document.root is None else request.document.is_legacy
     trees = _find_trees(source, request.document, options)
     made = policy_of_megatron(options, use_legacy, trees, source.num_prefetch_ops)

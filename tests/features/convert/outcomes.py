@@ -27,7 +27,7 @@ def _lines(section: dict[str, Any]) -> Iterator[str]:
             yield from (f"op_swap {entry['op_name']}: {_layers(entry['layers'])}" for entry in value)
         elif key == "recompute" and value is not False:
             yield f"recompute: {_layers(value)}"
-        elif value is True and "layers" not in section and "op_swap" not in section:
+        elif value is True and "op_swap" not in section:
             yield f"{key}: True"
 
 

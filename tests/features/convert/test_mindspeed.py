@@ -78,6 +78,17 @@ def test_the_example_of_mindspeed(tmp_path):
     assert outcome(script(tmp_path, options), "llama") == ["recompute: layers 0-4, 6"]
 
 
+def test_the_last_layer_is_left_out_of_what_in_advance_means_only(tmp_path):
+    """--recompute-in-advance is about whole layers and MLPs: experts of --moe-zero-memory keep their own count."""
+    options = (
+        "--num-layers 4 --pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method block "
+        "--recompute-num-layers 1 --recompute-in-advance --moe-zero-memory level1 --moe-zero-memory-num-layers 2"
+    )
+    assert outcome(script(tmp_path, options), "qwen3_moe") == [
+        "recompute: layers 0, 2", r"select_recompute mlp: layers 1, 3",
+    ]  # fmt: skip
+
+
 # Places of layers.
 
 

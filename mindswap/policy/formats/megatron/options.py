@@ -114,9 +114,14 @@ class MegatronOptions:
         return self.recompute_num_layers or 1
 
     @property
+    def num_noop_layers(self) -> int:
+        """Layers of --noop-layers, which compute nothing."""
+        return len({*(self.noop_layers or ())})
+
+    @property
     def num_model_layers(self) -> int | None:
         """Layers of the model: --num-layers without --noop-layers; None if not given."""
-        return None if self.num_layers is None else self.num_layers - len({*(self.noop_layers or ())})
+        return None if self.num_layers is None else self.num_layers - self.num_noop_layers
 
     @property
     def zero_memory(self) -> str:

@@ -10,11 +10,10 @@ from mindswap.policy.formats.megatron.placement import place_layers
 from mindswap.policy.formats.megatron.requests import (
     ModuleRequest,
     full_recompute_layers,
-    merge_layers,
     module_requests,
 )
 from mindswap.policy.formats.megatron.validity import find_problems
-from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, OpRecompute, OpSwap, Policy
+from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, OpRecompute, OpSwap, Policy, union_layers
 from mindswap.policy.wording import format_layers
 from mindswap.units import format_count
 
@@ -130,7 +129,7 @@ class _Translation:
                 self._add(Level.WARNING, request.field, "has no effect: all its layers are recomputed as a whole")
                 continue
             for pattern, layers in self._operators(request).items():
-                merge_layers(offloaded if request.is_offloaded else recomputed, pattern, layers)
+                _merge_layers(offloaded if request.is_offloaded else recomputed, pattern, layers)
         if options.distribute_saved_activations:
             self.summary.append("distribute-saved-activations: recompute_slice_activation")
             if not self.use_legacy:
@@ -185,7 +184,7 @@ class _Translation:
                 possible = ", ".join(available_modules(request.purpose, self.use_legacy, self.trees))
                 self._add(Level.ERROR, field, f"nothing in {self.trees.source} is like '{module}'", possible)
             for named in operators:
-                merge_layers(layers_by_pattern, named.pattern, self._common(named.layers, request.layers))
+                _merge_layers(layers_by_pattern, named.pattern, self._common(named.layers, request.layers))
             patterns = ", ".join(named.pattern for named in operators)
             where = "" if request.layers == ALL_LAYERS else f" in {format_layers(request.layers)}"
             self.summary.append(f"{verb} {module}: {patterns}{where}")
@@ -215,3 +214,8 @@ class _Translation:
                 subject=name,
             )
         )
+
+
+def _merge_layers(layers_by_pattern: dict[str, Layers], pattern: str, layers: Layers) -> None:
+    """Add layers to those of a pattern."""
+    layers_by_pattern[pattern] = union_layers((layers_by_pattern.get(pattern, NO_LAYERS), layers))

@@ -4,12 +4,12 @@ Source: see `options` and `placement`; of MindSpeed also core/memory/swap_attent
 core/transformer/moe (fb_overlap/modules/experts.py).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mindswap.policy.formats.megatron.options import MegatronOptions
 from mindswap.policy.formats.megatron.placement import LayerPlacement
-from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, union_layers
+from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers
 
 # With the newer models of Megatron-LM, which have no module of another of its names, --swap-attention takes this one.
 DEFAULT_SWAPPED = "self_attention"
@@ -72,52 +72,39 @@ def _zero_memory(options: MegatronOptions, placement: LayerPlacement) -> Iterato
     """Yield experts that are recomputed whole (level1, in the first layers of a stage), and activation functions."""
     num_layers, count, whole = placement.num_model_layers, options.moe_zero_memory_num_layers, NO_LAYERS
     if options.zero_memory == "level1":
-        whole = ALL_LAYERS if count is None else _counted(options, placement, count, is_per_stage=True)
+        whole = ALL_LAYERS
+        if count is not None:
+            whole = placement.model_layers(placement.first_layers(count, is_per_stage=True))
     rest = Layers(index for index in range(num_layers) if index not in whole)
     yield ModuleRequest("moe_zero_memory", "recompute", ("moe",), whole)
     yield ModuleRequest("moe_zero_memory", "mindspeed", ("expert_activation",), rest if whole else ALL_LAYERS)
 
 
-def _counted(
-    options: MegatronOptions, placement: LayerPlacement, count: int, is_per_stage: bool | None = None
-) -> Layers:
-    """Return the first layers of each chunk or stage, but for the last of all with --recompute-in-advance."""
-    per_stage = options.enable_recompute_layers_per_pp_rank if is_per_stage is None else is_per_stage
-    layers = placement.first_layers(count, is_per_stage=per_stage)
+def _counted(options: MegatronOptions, placement: LayerPlacement, count: int) -> Layers:
+    """Return the first layers of each chunk or stage, without the last layer of all with --recompute-in-advance."""
+    layers = placement.first_layers(count, is_per_stage=options.enable_recompute_layers_per_pp_rank)
     last = placement.layout.num_layers - 1 if options.recompute_in_advance else -1
     return placement.model_layers(layer for layer in layers if layer != last)
 
 
 def _function_layers(options: MegatronOptions, placement: LayerPlacement, count: int | None) -> Layers:
-    """Return the layers whose activation function or norm is recomputed: those behind the wholly recomputed ones."""
+    """Return the layers whose activation function or norm is recomputed: those after the wholly recomputed ones."""
     first = options.recompute_num_layers or 0
-
-    def is_selected(priority: int) -> bool:
-        return priority >= first and (count is None or priority < first + count)
-
-    return placement.model_layers(_select(options, placement, is_selected))
+    priorities = placement.priorities(is_per_stage=options.enable_recompute_layers_per_pp_rank)
+    return placement.model_layers(
+        layer for layer, priority in priorities if priority >= first and (count is None or priority < first + count)
+    )
 
 
 def _swap_attention(options: MegatronOptions, placement: LayerPlacement) -> Iterator[ModuleRequest]:
     """Yield what is offloaded, and the multi-layer perceptrons that are recomputed beside it."""
-    every = placement.largest_count(is_per_stage=options.enable_recompute_layers_per_pp_rank)
+    is_per_stage = options.enable_recompute_layers_per_pp_rank
+    every = placement.largest_count(is_per_stage=is_per_stage)
     recomputed = min(options.recompute_num_layers or 0, every)
     if options.recompute_method == "uniform":
         recomputed = every
     offloaded = every if options.recompute_method is None else recomputed
     modules = tuple(name.strip() for name in (options.swap_modules or DEFAULT_SWAPPED).split(","))
-    layers = placement.model_layers(_select(options, placement, lambda priority: priority < offloaded))
+    layers = placement.model_layers(placement.first_layers(offloaded, is_per_stage=is_per_stage))
     yield ModuleRequest("swap_attention", "mindspeed", modules, layers, is_offloaded=True)
     yield ModuleRequest("swap_attention", "mindspeed", ("mlp",), _counted(options, placement, recomputed))
-
-
-def _select(options: MegatronOptions, placement: LayerPlacement, is_selected: Callable[[int], bool]) -> Iterator[int]:
-    per_stage = options.enable_recompute_layers_per_pp_rank
-    for layer, priority in placement.priorities(is_per_stage=per_stage):
-        if is_selected(priority):
-            yield layer
-
-
-def merge_layers(layers_by_pattern: dict[str, Layers], pattern: str, layers: Layers) -> None:
-    """Add layers to those of a pattern."""
-    layers_by_pattern[pattern] = union_layers((layers_by_pattern.get(pattern, NO_LAYERS), layers))
