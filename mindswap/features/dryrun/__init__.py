@@ -14,7 +14,7 @@ from mindswap.config.nodes import Document
 from mindswap.config.step_settings import StepSettings, read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun.backend import StatusCallback, refuse_graph_engine
-from mindswap.features.dryrun.cann_stand_ins import has_cann, stub_libraries
+from mindswap.features.dryrun.cann_stand_ins import has_cann, prepare_stand_ins
 from mindswap.features.dryrun.depths import (
     MAX_EXACT_LAYERS,
     MAX_EXACT_S,
@@ -122,9 +122,7 @@ def run_stages(
     with run_folder(options.folder) as folder:
         runs = RankRuns(document, settings, full, count, options.num_jobs, report_status, folder)
         chosen = ModelChoice(options, runs, policy, simulation, counts_fragments).choose(requested)
-        if not has_cann():
-            report_status("making stand-ins for CANN, or taking those that are there")
-            stub_libraries()
+        prepare_stand_ins(report_status)
         is_truncated = len(requested) == 1 and requested[0] != full  # then nothing is extrapolated or compared
         try:
             simulated = _run(runs, ranks, chosen, lambda: None if is_truncated else simulation.simulate(None, None))

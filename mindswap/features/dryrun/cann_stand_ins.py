@@ -12,7 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,20 @@ def has_cann() -> bool:
     except OSError:
         return False
     return True
+
+
+def prepare_stand_ins(report_status: Callable[[str], None]) -> None:
+    """Make the stand-ins unless CANN is there.
+
+    Args:
+        report_status: called with a line before they are made, which may take half a minute.
+
+    Raises:
+        LaunchError: see `stub_libraries`.
+    """
+    if not has_cann():
+        report_status("making stand-ins for CANN, or taking those that are there")
+        stub_libraries()
 
 
 def stub_libraries() -> Path:

@@ -116,13 +116,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Dry run one configuration; 1 if it does not fit."""
+    if len(args.layers) > 2:
+        raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two for a straight line")
     document = load_document(args.config)
     if find_format(document) is ConfigFormat.PYNATIVE and not find_errors(document.problems):
         return run_2x(args, document)
     if args.cards is not None:
         raise LaunchError("--cards: of MindFormers 2.x only: a configuration of 1.9 says how many cards it is for")
-    if len(args.layers) > 2:
-        raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two for a straight line")
     require_folders(args.plot, args.html, args.snapshot)
     require_folder(args.insight)
     against = _load_comparison(args.against, args.config, load_trainable(Path(args.config)))
@@ -176,8 +176,6 @@ def run_2x(args: argparse.Namespace, document: Document) -> int:
             f"{', '.join(given)}: of MindFormers 1.9 only (graph mode); {document.file} is of MindFormers 2.x\n"
             "    allowed: --layers, --full, --against, --cards, --keep, --json and those of the device"
         )
-    if len(args.layers) > 2:
-        raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two for a straight line")
     titles = [(document, Path(args.config).stem)]
     if args.against is not None:
         titles.append(_load_comparison_2x(args.against, args.config, document))

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.config.nodes import Document
-from mindswap.config.problem import find_errors
-from mindswap.errors import PolicyError
 from mindswap.features.dryrun.backend import StatusCallback
-from mindswap.features.dryrun.cann_stand_ins import has_cann, stub_libraries
+from mindswap.features.dryrun.cann_stand_ins import has_cann, prepare_stand_ins
 from mindswap.features.dryrun.depths import DryRunOptions
 from mindswap.features.dryrun.rank_runs import run_folder
 from mindswap.features.dryrun.trainer_config import (
@@ -17,12 +15,12 @@ from mindswap.features.dryrun.trainer_config import (
     PARALLEL_KEYS,
     TrainerRequest,
     num_micro_batches,
+    require_valid_2x,
     trainer_request,
 )
 from mindswap.features.dryrun.trainer_report import TrainerDryRun
 from mindswap.features.dryrun.trainer_run import StepCopies, TrainerStep, require_mindformers_2x, run_trainer
 from mindswap.policy.formats.mindformers2.read import find_num_layers_2x
-from mindswap.rules.checker import check_pynative
 from mindswap.rules.machine.software import installed_version
 from mindswap.simulator.cost.budget import budget_of_device
 from mindswap.simulator.cost.device_costs import find_costs
@@ -64,16 +62,12 @@ def dry_run_trainer(
         PolicyError: the configuration has errors, or this Python has no MindFormers 2.x.
         LaunchError: the dry run is not possible or failed.
     """
-    checked = check_pynative(document, mindformers=installed_version("mindformers"))
-    if find_errors(checked.problems):
-        raise PolicyError(checked.problems)
+    require_valid_2x(document)
     depths = options.layers or (None,)
     requests = [trainer_request(document, depth, num_cards) for depth in sorted(depths, key=lambda depth: depth or 0)]
     budget = budget_of_device(find_costs([document], device, overrides or {}).device)
     require_mindformers_2x(document)
-    if not has_cann():
-        report_status("making stand-ins for CANN, or taking those that are there")
-        stub_libraries()
+    prepare_stand_ins(report_status)
     with run_folder(options.folder) as folder:
         steps = [_run_depth(request, folder, title, report_status) for request in requests]
     num_layers = find_num_layers_2x(document) or steps[-1].num_layers

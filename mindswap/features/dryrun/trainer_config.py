@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.config.nodes import Document, DocumentNode
-from mindswap.config.problem import Location
-from mindswap.errors import GraphError, LaunchError
+from mindswap.config.problem import Location, find_errors
+from mindswap.errors import GraphError, LaunchError, PolicyError
 from mindswap.policy.formats.mindformers2.read import MTP_KEYS, NUM_LAYERS_KEYS, find_mtp_layers, find_num_layers_2x
 from mindswap.policy.formats.mindformers2.settings import indices_of, parse_spec
+from mindswap.rules.checker import check_pynative
+from mindswap.rules.machine.software import installed_version
 from mindswap.units import format_count
 
 # Micro-batches that run: in the second one the gradients of the first are there, and the others are like it.
@@ -41,6 +43,17 @@ class TrainerRequest:
     config: Mapping[str, Any]
     sample: Mapping[str, Any]
     num_layers: int
+
+
+def require_valid_2x(document: Document) -> None:
+    """Require that `mindswap check` finds no error in a configuration of MindFormers 2.x.
+
+    Raises:
+        PolicyError: it has errors.
+    """
+    checked = check_pynative(document, mindformers=installed_version("mindformers"))
+    if find_errors(checked.problems):
+        raise PolicyError(checked.problems)
 
 
 def trainer_request(document: Document, num_layers: int | None = None, num_cards: int | None = None) -> TrainerRequest:

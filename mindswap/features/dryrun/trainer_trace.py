@@ -1,18 +1,19 @@
 """Record a step of a configuration of MindFormers 2.x with its own trainer, in MindSpore's dry run."""
 
 from mindswap.config.nodes import Document
-from mindswap.config.problem import find_errors
 from mindswap.config.render import block_lines
-from mindswap.errors import PolicyError
 from mindswap.features.dryrun.backend import StatusCallback
-from mindswap.features.dryrun.cann_stand_ins import has_cann, stub_libraries
+from mindswap.features.dryrun.cann_stand_ins import prepare_stand_ins
 from mindswap.features.dryrun.rank_runs import run_folder
-from mindswap.features.dryrun.trainer_config import num_micro_batches, switched_off_2x, trainer_request
+from mindswap.features.dryrun.trainer_config import (
+    num_micro_batches,
+    require_valid_2x,
+    switched_off_2x,
+    trainer_request,
+)
 from mindswap.features.dryrun.trainer_run import require_mindformers_2x, run_program
 from mindswap.policy.formats.mindformers2.read import MTP_KEYS, NUM_LAYERS_KEYS, find_mtp_layers
 from mindswap.pynative.trace import RecordedStep, load_trace
-from mindswap.rules.checker import check_pynative
-from mindswap.rules.machine.software import installed_version
 
 PROGRAM = "mindswap.adapters.pynative.trainer_trace"
 
@@ -28,14 +29,10 @@ def record_trainer_step(document: Document, report_status: StatusCallback = lamb
         PolicyError: the configuration has errors, or this Python has no MindFormers 2.x.
         LaunchError: the dry run is not possible or failed.
     """
-    checked = check_pynative(document, mindformers=installed_version("mindformers"))
-    if find_errors(checked.problems):
-        raise PolicyError(checked.problems)
+    require_valid_2x(document)
     request = trainer_request(document)
     require_mindformers_2x(document)
-    if not has_cann():
-        report_status("making stand-ins for CANN, or taking those that are there")
-        stub_libraries()
+    prepare_stand_ins(report_status)
     arguments = {
         "config": switched_off_2x(request.config),
         "sample": request.sample,

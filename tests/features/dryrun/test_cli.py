@@ -83,7 +83,7 @@ def stub(monkeypatch, run_rank):
         "run_rank": run_rank,
         "_cached_samples": lambda _: samples,
         "require_mindformers": bool,
-        "stub_libraries": bool,
+        "prepare_stand_ins": bool,
     }
     for name, double in doubles.items():
         monkeypatch.setattr(rank_runs if hasattr(rank_runs, name) else dry_run, name, double)
