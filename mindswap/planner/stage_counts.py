@@ -14,7 +14,7 @@ from mindswap.config.render import document_from_data
 from mindswap.config.weight_sharding import has_single_micro_step, read_weight_sharding
 from mindswap.policy.equivalence import map_layers
 from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS
-from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
+from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute, recomputes_scores
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, Policy
 from mindswap.policy.resolve import has_swaps
 
@@ -80,7 +80,8 @@ def counted_sections(policy: Policy, document: Document, num_layers: int) -> dic
     is_equal = not expanded.problems and _resolved(expanded.policy, num_layers) == _resolved(policy, num_layers)
     # Without swap weights are cast before the all-gather: another step than the one that was planned.
     is_other_step = read_weight_sharding(counted).num_ranks > 1 and has_single_micro_step(counted)
-    return sections if is_equal and not is_other_step and not _recomputes_more(policy, document) else None
+    recomputes_more = bool(policy.select_recompute) and recomputes_scores(document)
+    return sections if is_equal and not is_other_step and not recomputes_more else None
 
 
 def _layout(document: Document, num_layers: int) -> Layout | None:
@@ -105,10 +106,3 @@ def _resolved(policy: Policy, num_layers: int) -> tuple[Any, ...]:
     """Return the recompute of a policy for comparison: sets of layers as indices, entries in any order."""
     selected = {entry.pattern: entry.layers.resolve(num_layers) for entry in policy.select_recompute if entry.layers}
     return (policy.layer_recompute or NO_LAYERS).resolve(num_layers), selected
-
-
-def _recomputes_more(policy: Policy, document: Document) -> bool:
-    """Return whether MindFormers recomputes more with swap off: the scores of the legacy Llama's own attention."""
-    is_llama = document.value("model", "arch", "type") == "LlamaForCausalLM"
-    has_flash = document.value("model", "model_config", "use_flash_attention") is True
-    return is_llama and not has_flash and bool(policy.select_recompute)

@@ -18,7 +18,7 @@ from mindswap.policy.formats.mindformers1.read_parts import is_empty
 from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 from mindswap.policy.formats.mindformers1.settings import Statement
 from mindswap.policy.formats.mindformers1.stage_recompute import RULE as STAGE_RULE
-from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
+from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute, recomputes_scores
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.rules.checker import CheckResult, check_document, check_shape, missing_num_layers
 from mindswap.steps.network import find_layer_trees
@@ -169,10 +169,8 @@ def _ineffective_flags(document: Document) -> Iterator[tuple[str, Problem]]:
 
 def _attention_problem(document: Document, policy: Policy) -> list[Problem]:
     """Warn of operators that the legacy Llama recomputes in addition to the selected ones."""
-    is_llama = document.value("model", "arch", "type") == "LlamaForCausalLM"
-    has_flash = document.value("model", "model_config", "use_flash_attention") is True
     node = document.get("recompute_config", "select_recompute")
-    if not is_llama or has_flash or node is None or not policy.select_recompute:
+    if not recomputes_scores(document) or node is None or not policy.select_recompute:
         return []
     message = (
         "recompute_config.select_recompute: with swap off and without flash attention MindFormers also recomputes the "

@@ -72,6 +72,15 @@ def expand_stage_recompute(document: Document, num_layers: int) -> StageRecomput
     return _Expansion(document, num_layers, read_pipeline(document)).result()
 
 
+def recomputes_scores(document: Document) -> bool:
+    """Return whether MindFormers recomputes the scores of attention, together with selected operators, with swap off.
+
+    It does in the legacy Llama without flash attention.
+    """
+    is_llama = document.value("model", "arch", "type") == "LlamaForCausalLM"
+    return is_llama and document.value("model", "model_config", "use_flash_attention") is not True
+
+
 def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
     """Return the reason for which the layers cannot be distributed over pipeline stages; None if they can."""
     pipeline = read_pipeline(document)
