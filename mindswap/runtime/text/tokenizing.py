@@ -89,7 +89,10 @@ def decode_utf8(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
             yield block
 
     try:
-        yield from codecs.iterdecode(counted(), "utf-8-sig")
+        # Not "utf-8-sig": it accepts a text that ends within a byte order mark.
+        texts = codecs.iterdecode(counted(), "utf-8")
+        yield next(texts, "").removeprefix("\ufeff")
+        yield from texts
     except UnicodeDecodeError as error:  # its object is the incomplete rest of the previous block, and this block
         offset = num_read - len(error.object) + error.start
         raise DataError(

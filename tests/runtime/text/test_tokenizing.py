@@ -1,7 +1,7 @@
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mindswap.errors import DataError
@@ -34,6 +34,9 @@ def test_decoding_blocks_gives_the_text(text, size):
 
 @settings(max_examples=examples(40, 200))
 @given(st.binary(), st.integers(1, 9))
+@example(b"\xef", 1)
+@example(b"\xef\xbb", 1)
+@example("\ufeff".encode(), 2)
 def test_decoding_fails_at_the_byte_where_python_does(data, size):
     try:
         expected = data.decode("utf-8").removeprefix("\ufeff")
