@@ -8,7 +8,7 @@ from typing import Any
 from mindswap.config.nodes import Document
 from mindswap.config.section_edits import rewrite_section
 from mindswap.planner.problem import Plan
-from mindswap.planner.stage_counts import counted_sections
+from mindswap.planner.recompute_counts import counted_sections
 from mindswap.policy.cell_tree import SEPARATOR, CellNode, match_pattern, split_pattern
 from mindswap.policy.equivalence import policy_sections
 from mindswap.policy.model import ENTRY_FIELDS, Layers, OpRecompute, OpSwap, Policy

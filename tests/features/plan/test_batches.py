@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.features.plan import batches as api
+from mindswap.features.plan import batch_search as api
 from mindswap.features.plan import make_plan
 from mindswap.features.plan.batches import BatchOptions, plan_batches
 from mindswap.features.plan.tasks import StepOptions

@@ -8,8 +8,8 @@ import pytest
 from mindswap import cli
 from mindswap.config.parse import parse_document
 from mindswap.config.pipeline_layout import read_pipeline
-from mindswap.features.plan.batches import BatchPlan
-from mindswap.features.plan.batches_cli import FileSetup, format_batches
+from mindswap.features.plan.batch_search import BatchPlan
+from mindswap.features.plan.batches_report import FileSetup, format_batches
 from mindswap.features.plan.strategies import with_batch
 from mindswap.planner.strategies import Batch, Strategy
 

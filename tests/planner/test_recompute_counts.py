@@ -9,7 +9,7 @@ from mindswap.config.parse import parse_document
 from mindswap.features.plan import StepPlanner, planned_text
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.problem import Allow
-from mindswap.planner.stage_counts import counted_sections, in_first_layers, only_recomputes
+from mindswap.planner.recompute_counts import counted_sections, in_first_layers, only_recomputes
 from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
 from tests.planner.test_checked_plans import recorded_step
