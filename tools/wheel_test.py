@@ -65,7 +65,7 @@ def build(place: Path) -> tuple[Path, Path]:
     names = [sorted(zipfile.ZipFile(wheel).namelist()) for wheel in wheels]
     if names[0] != names[1]:
         sys.exit(f"the sdist lacks files: {sorted(set(names[0]) ^ set(names[1]))[:10]}")
-    tracked = {file for file in files if file.startswith("mindswap/")}
+    tracked = {file for file in files if file.startswith(("mindswap/", "mindswap_switch."))}
     missing = tracked - set(names[0])
     if missing:
         sys.exit(f"the wheel lacks files: {sorted(missing)[:10]}")
@@ -73,7 +73,16 @@ def build(place: Path) -> tuple[Path, Path]:
     run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", str(copy)], place)
     is_found = "import importlib.util as u; assert u.find_spec('mindswap').origin"  # a mere folder has none
     run([python, "-c", is_found], place)
+    require_hook(python, place)  # of `pip install -e`
     return wheels[0], sdist
+
+
+def require_hook(python: str, place: Path) -> None:
+    """Stop if this Python does not run the hook of the package when MINDSWAP is set, or loads it without."""
+    is_loaded = "import sys; print('mindswap_switch' in sys.modules)"
+    printed = [run([python, "-c", is_loaded], place, MINDSWAP=value).strip() for value in ("1", "")]
+    if printed != ["True", "False"]:
+        sys.exit(f"mindswap_switch.pth is not installed as it should be: loaded {printed} with MINDSWAP=1 and without")
 
 
 def install(place: Path, wheel: Path, extra: str) -> list[str]:
@@ -82,6 +91,7 @@ def install(place: Path, wheel: Path, extra: str) -> list[str]:
     run([sys.executable, "-m", "venv", str(folder)], place)
     run([str(folder / "bin" / "pip"), "install", "--quiet", "--no-compile", f"{wheel}{extra}"], place)
     run([str(folder / "bin" / "pip"), "check"], place)
+    require_hook(str(folder / "bin" / "python"), place)
     return [str(folder / "bin" / "mindswap")]
 
 
@@ -113,10 +123,10 @@ def train(place: Path, mindswap: list[str]) -> int:
     return int(not is_good)
 
 
-def run(command: list[str], folder: Path) -> str:
+def run(command: list[str], folder: Path, **variables: str) -> str:
     """Output of a command, which knows nothing of the checkout; stops at one that fails."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environ["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    environ |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", **variables}
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, errors="replace")
     if done.returncode:
         sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")

@@ -45,7 +45,9 @@ def parse_training(words: list[str]) -> Training:
         raise LaunchError("--config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train")
     config_path = Path(config)
     if script and not config_path.is_absolute():  # MindFormers' script resolves it relative to its own folder
-        config_path = script.resolve().parent / config_path
+        beside = script.resolve().parent / config_path
+        if beside.is_file() or not config_path.is_file():  # other scripts resolve it relative to the working directory
+            config_path = beside
     return Training(script, options, config_path)
 
 

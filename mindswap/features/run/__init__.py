@@ -12,7 +12,7 @@ from mindswap.config.nodes import Document
 from mindswap.config.step_settings import ASCEND, is_on_cpu, read_device_target
 from mindswap.errors import LaunchError
 from mindswap.rules.machine.software import count_cards, has_cards, require_mindformers
-from mindswap.runtime.training_command import find_option, load_trainable, parse_training
+from mindswap.runtime.training_command import Training, find_option, load_trainable, parse_training
 from mindswap.system.children import hold_lifeline
 from mindswap.system.collector import collector_disabled
 
@@ -54,12 +54,31 @@ def prepare_training(words: list[str]) -> PluggedTraining:
     Raises:
         MindswapError: if the training cannot be started.
     """
+    request = read_training(words)
+    if request.script:  # as `python SCRIPT` does: MindFormers may be in the folder of the script
+        sys.path.insert(0, str(request.script.resolve().parent))
+    return install_plugin(request)
+
+
+def read_training(words: list[str]) -> Training:
+    """Parse the arguments of a training that this process is to run, and end with the process that started it.
+
+    Raises:
+        LaunchError: if the arguments are wrong, or the run that this process belongs to has ended.
+    """
     hold_lifeline(os.environ)
     training = parse_training(words)
     _refuse_true_in_options(training.options)
+    return training
+
+
+def install_plugin(training: Training) -> PluggedTraining:
+    """Load the configuration of a training, and install the plugin in this process.
+
+    Raises:
+        MindswapError: if the configuration is wrong, or MindFormers is missing.
+    """
     document = load_trainable(training.config_path)
-    if training.script:  # as `python SCRIPT` does: MindFormers may be in the folder of the script
-        sys.path.insert(0, str(training.script.resolve().parent))
     require_mindformers()
     _quiet_cpu(document)
     with collector_disabled():  # as in `adapters.quiet`

@@ -60,6 +60,7 @@ class Software:
     cann_folder: str = ""  # folder of CANN, even if it is not installed
     driver: str = ""  # version of the device driver; "" if not installed
     num_cards: int = 0  # devices of the machine
+    has_switch: bool = False  # Python runs the hook for `MINDSWAP=1` at its start
 
     def version(self, name: str) -> str:
         """Return the version of the copy that Python imports; "" if there is none."""

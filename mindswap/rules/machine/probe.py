@@ -17,6 +17,7 @@ from mindswap.rules.machine.software import count_cards
 from mindswap.system.disk_cache import cache_size, find_danger
 from mindswap.version import __version__
 
+SWITCH_FILE = "mindswap_switch.pth"
 _CANN_FOLDERS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann", "usr/local/Ascend/nnae/latest")
 _LISTENING = "0A"
 # List of supported versions in the class that checks CANN in MindSpore's run_check/_check_version.py.
@@ -48,6 +49,7 @@ def gather_software(environ: Mapping[str, str], root: Path = Path("/"), path: Se
         cann_folder=cann_folder,
         driver=_read_version(root / "usr/local/Ascend/driver/version.info"),
         num_cards=count_cards(root / "dev"),
+        has_switch=any(Path(folder or ".", SWITCH_FILE).is_file() for folder in (sys.path if path is None else path)),
     )
 
 

@@ -133,6 +133,7 @@ def count_cards(devices: Path = Path("/dev")) -> int:
 _PYTHONS = ((3, 10), (3, 11), (3, 12))
 # Variables of a worker. If they remain from a launcher or are exported by hand, workers of msrun take a wrong role.
 _WORKER_VARIABLES = ("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
+SWITCH_OFF = ("", "0", "false", "no", "off")  # values of MINDSWAP, as in mindswap_switch.py
 _PACKAGES = ("numpy", "highspy", "numba", "jinja2", "psutil", "PyYAML", "regex", "tqdm")
 _INTERFACE_VARIABLES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
@@ -175,6 +176,8 @@ def find_in_environment(facts: MachineFacts) -> Iterator[Diagnosis]:
     environ, interfaces = facts.environ, facts.machine.interfaces
     if environ.get("ENABLE_LAZY_INLINE_NO_PIPELINE", "").strip() == "0":
         yield diagnosis("lazy-inline-env")
+    if environ.get("MINDSWAP", "").strip().lower() not in SWITCH_OFF and not facts.software.has_switch:
+        yield diagnosis("switch-missing", value=environ["MINDSWAP"])
     leftover = [name for name in _WORKER_VARIABLES if environ.get(name)]
     if leftover:
         variables = ", ".join(f"{name}={environ[name]}" for name in leftover)

@@ -128,6 +128,10 @@ def stale_plugin(computer):
     computer.add_copy("old", "mindswap", "0.0.7")
 
 
+def switched_on_without_the_hook(computer):
+    computer.environ["MINDSWAP"] = "1"
+
+
 def lazy_inline_forbidden(computer):
     computer.environ["ENABLE_LAZY_INLINE_NO_PIPELINE"] = "0"
 
@@ -236,6 +240,7 @@ def mistakes_in_the_configuration(computer):
 FAULTS = {
     wrong_pair: "version-pair", no_mindformers: "not-installed", no_numba: "packages", wrong_cann: "cann-version",
     no_cann: "cann-missing", no_driver: "driver-missing", stale_plugin: "stale-plugin",
+    switched_on_without_the_hook: "switch-missing",
     lazy_inline_forbidden: "lazy-inline-env", lazy_inline_off: "lazy-inline-off", of_a_worker: "worker-variables",
     dry_run: "simulation-level", no_such_interface: "network-interface", short_timeout: "hccl-timeout",
     small_memlock: "memlock", memlock_below_what_is_swapped: "memlock", bound_to_one_node: "numa",
