@@ -53,7 +53,7 @@ def add_json(parser: argparse._ActionsContainer) -> None:
 
 def add_no_cache(parser: argparse._ActionsContainer) -> None:
     """Add `--no-cache`."""
-    parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
+    parser.add_argument("--no-cache", action="store_true", help="compile again; do not use the cache")
 
 
 def add_num_layers(parser: argparse._ActionsContainer) -> None:

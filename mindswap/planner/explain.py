@@ -119,19 +119,20 @@ def _swap_line(timeline: Timeline, label: Label, summary: _LabelSummary, names: 
     more = "" if copied_bytes == offloaded_bytes else f", {format_bytes(copied_bytes)} are copied"
     name = "" if names in ([], [str(label)]) else f" (as {', '.join(names)})"
     return (
-        f"swap {label}{name} in {_in_words(summary.layers)}: {format_bytes(offloaded_bytes)} of a layer are away for "
-        f"{format_time(offloaded_ns)} on average{more}; a copy takes "
-        f"{format_time(int(np.max(copies.out_ns[is_selected])))} out, "
-        f"{format_time(int(np.max(copies.in_ns[is_selected])))} back and "
-        f"ends at least {format_time(slack_ns)} before its use; {hidden}"
+        f"swap {label}{name} in {_in_words(summary.layers)}: "
+        f"{format_bytes(offloaded_bytes)} of a layer are on the host for "
+        f"{format_time(offloaded_ns)} on average{more}; an offload takes "
+        f"{format_time(int(np.max(copies.out_ns[is_selected])))}, a prefetch "
+        f"{format_time(int(np.max(copies.in_ns[is_selected])))}, and "
+        f"it ends at least {format_time(slack_ns)} before the first use; {hidden}"
     )
 
 
 def _wasted_line(label: Label, summary: _LabelSummary, swapped: list[str], other_names: list[str]) -> str:
     suffix = f" as {', '.join(other_names)}" if other_names else ""
     return (
-        f"copy {label} in {_in_words(summary.layers)} for nothing: "
-        f"{format_bytes(summary.size_bytes // len(summary.layers))} of a layer go with "
+        f"wasted copy of {label} in {_in_words(summary.layers)}: "
+        f"{format_bytes(summary.size_bytes // len(summary.layers))} of a layer are copied with "
         f"{', '.join(swapped) or str(label)}, which is swapped for something else, and stay{suffix}"
     )
 

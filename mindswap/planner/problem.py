@@ -65,7 +65,7 @@ class PlanProblem:
 # `Compared.name` of the policy that the configuration has.
 YOURS = "your file"
 # Name of the plan without a limit of entries, when compared with a simple one.
-FULL = "full plan"
+FULL = "unrestricted plan"
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,9 @@ def describe_holder(holder: PeakContributor) -> str:
 
 
 def describe_cause(cause: Cause) -> str:
-    """Format the cause of a wait, for example `copy in of ffn Mul, layers 3-5`."""
-    direction = "out" if cause.cause == StallCause.COPY_OUT else "in"
-    return f"copy {direction} of {cause.label}, {describe_layers(cause.layers)}"
+    """Format the cause of a wait, for example `prefetch (H2D) of ffn Mul, layers 3-5`."""
+    copy = "offload (D2H)" if cause.cause == StallCause.COPY_OUT else "prefetch (H2D)"
+    return f"{copy} of {cause.label}, {describe_layers(cause.layers)}"
 
 
 def describe_budget(peak_bytes: int, budget_bytes: int | None, margin_permille: int = 0) -> str:
@@ -197,7 +197,8 @@ def sample_memory(memory: MemoryProfile, end_ns: int, max_points: int) -> tuple[
 
 
 STAGE_HEADER = ("pipeline stage", "peak", "static", "activations", "compute", "of which recompute", "bubble",
-                "waits: copy out", "waits: copy in", "waits: collective", "swapped", "link out", "link in")  # fmt: skip
+                "waits for D2H", "waits for H2D", "waits for collectives", "swapped",
+                "D2H busy", "H2D busy")  # fmt: skip
 LAYER_HEADER = ("per micro-batch", "kept", "swapped", "recomputed", "copies", "forward", "backward", "recompute",
                 "waited for its copies")  # fmt: skip
 

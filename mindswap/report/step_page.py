@@ -193,8 +193,8 @@ def _shares(stage: StageReport) -> Sequence[tuple[int, str, int]]:
     return (
         (int(BarKind.FORWARD), "compute", stage.compute_ns - stage.recompute_ns),
         (int(BarKind.RECOMPUTE), "recompute", stage.recompute_ns),
-        (int(BarKind.WAIT_COPY_OUT), "waits for copies out", stage.copy_out_ns),
-        (int(BarKind.WAIT_COPY_IN), "waits for copies in", stage.copy_in_ns),
+        (int(BarKind.WAIT_COPY_OUT), "waits for D2H", stage.copy_out_ns),
+        (int(BarKind.WAIT_COPY_IN), "waits for H2D", stage.copy_in_ns),
         (int(BarKind.WAIT_COMMUNICATION), "waits for communication", stage.communication_ns),
         (int(BarKind.BUBBLE), "bubble", stage.bubble_ns),
     )

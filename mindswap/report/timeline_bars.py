@@ -25,7 +25,7 @@ class Lane(IntEnum):
     @property
     def title(self) -> str:
         """Title of the lane."""
-        return ("compute", "communication", "receiving", "copy out (D2H)", "copy in (H2D)")[self]
+        return ("compute", "communication", "receiving", "offload (D2H)", "prefetch (H2D)")[self]
 
 
 class BarKind(IntEnum):

@@ -359,7 +359,7 @@ class StepModel:
         """
         durations = dict(self._update_terms)
         if any(map(any, self.weights.reduction_ns)):
-            durations["gradients, exposed"] = self.exposed_reduction_ns(timeline)
+            durations["exposed gradient communication"] = self.exposed_reduction_ns(timeline)
         return tuple(StepTerm(name, duration_ns) for name, duration_ns in durations.items())
 
     def exposed_reduction_ns(self, timeline: Timeline) -> int:

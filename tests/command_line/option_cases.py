@@ -113,7 +113,7 @@ CASES = (
     Case("plan {copy} --memory {tight} --allow recompute --objective memory --in-place --no-verify --json"),
     Case("plan {config} --memory {tight} --allow swap --simple --overwrite -o {copy} --no-verify", codes=EITHER),
     Case(f"plan {{config}} --objective time --expert-skew 1 --memory 40GiB {DEVICE}"),
-    Case("plan {trace} --no-cache --memory 1GiB", ("llama",)),
+    Case("plan {trace} --no-cache --verbose --memory 1GiB", ("llama",)),
     Case("verify {config} --brief --rank 0 --json --pretrained_model_dir {folder}", ("llama",), is_apart=True),
     # -- conversions -------------------------------------------------------------------------------
     Case("convert {config} --to 2.x --ops-per-layer 50 --pretrained_model_dir {folder} -o {out}/c.yaml", **PURE),
@@ -228,7 +228,7 @@ ONE_MODEL = (
     "check --network",  # builds it
     "simulate --no-cache",
     "compare --no-cache",
-    "plan --no-cache",  # of a recorded step, which compiles nothing
+    "plan --no-cache --verbose",  # of a recorded step, which compiles nothing
     "convert --trace --distribute-saved-activations",
     "convert --family=llama --family=qwen3 --recompute-modules",  # instead of a model
     "convert --family=qwen3_moe --family=deepseek3",

@@ -151,4 +151,4 @@ def test_a_plan_is_verified_whatever_is_in_the_working_folder(tmp_path):
     (tmp_path / "mindformers" / "__init__.py").write_text("raise SystemExit(f'{__file__} was imported')")
     code = "import sys; from mindswap.cli import main; sys.exit(main(sys.argv[1:]))"
     done = forked.run(["-c", code, "plan", QWEN3, "-o", tmp_path / "plan.yaml"], cwd=tmp_path, timeout=600)
-    assert done.returncode == 0 and "verified: the compiled graph does what the plan asks" in done.stdout, done
+    assert done.returncode == 0 and "verified: the compiled graph follows the plan" in done.stdout, done

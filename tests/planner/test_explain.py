@@ -29,15 +29,15 @@ def test_a_swap_goes_by_its_maker_and_by_the_name_in_the_policy(model):
     lines = sentences(model, op_swap=(OpSwap(r"attention\.reshape", Layers((0, 1)), 5),))
     line = starting(lines, "swap ")
     assert line.startswith("swap attention.merger_head_transpose (as attention.reshape) in layers 0-1: 32.0 KiB of a")
-    assert not any(line.startswith("copy ") for line in lines)
+    assert not any(line.startswith("wasted copy ") for line in lines)
 
 
 def test_what_is_copied_and_stays_is_no_swap(model):
     """`w3.reshape` is the view of what w3 takes, which `w1.reshape` holds too, and of what w3 makes."""
     lines = sentences(model, op_swap=(OpSwap(r"feed_forward\.w3\.reshape", ALL_LAYERS, 5),))
     starting(lines, "swap feed_forward.w3.matmul (as feed_forward.w3.reshape) in layers 0-3: 96.0 KiB of a layer")
-    assert starting(lines, "copy ") == (
-        "copy ffn_norm.mul2 in layers 0-3 for nothing: 32.0 KiB of a layer go with feed_forward.w3.reshape, "
+    assert starting(lines, "wasted copy ") == (
+        "wasted copy of ffn_norm.mul2 in layers 0-3: 32.0 KiB of a layer are copied with feed_forward.w3.reshape, "
         "which is swapped for something else, and stay as feed_forward.w1.reshape"
     )
 
@@ -46,8 +46,8 @@ def test_whole_layers_and_whole_cells_are_named_by_their_operators(model):
     lines = sentences(
         model, layer_swap=(LayerSwap(Layers((0,)), 5),), op_swap=(OpSwap("feed_forward", Layers((1,)), 5),)
     )
-    starting(lines, "swap feed_forward.mul (as feed_forward.w2.reshape) in layers 0-1: 96.0 KiB of a layer are away")
-    starting(lines, "swap add in layer 0: 64.0 KiB of a layer are away")
+    starting(lines, "swap feed_forward.mul (as feed_forward.w2.reshape) in layers 0-1: 96.0 KiB of a layer are")
+    starting(lines, "swap add in layer 0: 64.0 KiB of a layer are on the host")
     assert not any(line.startswith("recompute ") for line in lines)
 
 

@@ -21,7 +21,7 @@ def test_a_tensor_without_another_name_is_no_error():
 def test_a_copy_for_nothing_goes_by_its_maker_then():
     """3 layers with 3072 bytes together: 1024 bytes of a layer."""
     assert _wasted_line("a.AllGather", _LabelSummary([0, 1, 2], 3072), [], []) == (
-        "copy a.AllGather in layers 0-2 for nothing: 1.0 KiB of a layer go with a.AllGather, "
+        "wasted copy of a.AllGather in layers 0-2: 1.0 KiB of a layer are copied with a.AllGather, "
         "which is swapped for something else, and stay"
     )
 

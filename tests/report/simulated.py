@@ -23,7 +23,7 @@ from tests.simulator.builders import Copy, Op, Span, program_of
 MS = 10**6
 MIB, GIB = 2**20, 2**30
 FIGURES = (
-    DeviceFigure("copy out (D2H)", "20.0 GB/s", "measured"),
+    DeviceFigure("offload (D2H)", "20.0 GB/s", "measured"),
     DeviceFigure("cards in a node", "8", "assumed", is_main=False),
 )
 

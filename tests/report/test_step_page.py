@@ -52,7 +52,7 @@ def embedded(text: str) -> dict:
 def test_the_page_shows_the_figures_and_says_simulated():
     page = Page(format_html(small_report()))
     for words in ("simulated", "25.0 ms", "163840", "40.0 %", "4.1 GiB", "fits in 5.0 GiB with 960.0 MiB to spare",
-                  "copy in of ffn Mul, layer 0", "20.0 GB/s measured", "layer 1 was not compiled"):  # fmt: skip
+                  "prefetch (H2D) of ffn Mul, layer 0", "20.0 GB/s measured", "layer 1 was not compiled"):  # fmt: skip
         assert words in page.text, words
 
 
@@ -111,7 +111,14 @@ def test_the_legends_of_a_stage_name_what_is_in_its_picture():
     """The compute streams of all stages are above the one that is shown; a term of no time is nowhere."""
     (only,) = embedded(format_html(report_of(small_program(), terms=(StepTerm("optimizer", 0),))))["stages"]
     names = [name for _, name in only["bar_legend"]]
-    assert names == ["forward", "backward", "copy out", "copy in", "waits for a copy out", "waits for a copy in"]
+    assert names == [
+        "forward",
+        "backward",
+        "offload (D2H)",
+        "prefetch (H2D)",
+        "waits for an offload (D2H)",
+        "waits for a prefetch (H2D)",
+    ]
     stages = embedded(format_html(pipeline_report()))["stages"]
     for stage in stages:
         drawn = {f"memory-{kind}" for kind, level in enumerate(stage["memory"]["kinds"]) if any(level)}

@@ -57,8 +57,8 @@ OTHERS = {"none": "no swap, no recompute", "recompute": "full recompute"}
 EPILOG = """\
 examples:
   mindswap dryrun configs/llama2_7b/case4_swap_and_recompute.yaml
-  mindswap dryrun llama2_7b.yaml --against none            # beside the same without swap and recompute
-  mindswap dryrun llama2_7b.yaml --layers 4,6 --jobs 2     # extrapolated from two short models
+  mindswap dryrun llama2_7b.yaml --against none            # compared with no swap, no recompute
+  mindswap dryrun llama2_7b.yaml --layers 4,6 --jobs 2     # extrapolated from 4 and 6 layers
   mindswap dryrun llama2_7b.yaml --full --ranks 0,4 --keep tables
   mindswap dryrun llama2_7b.yaml --html report.html
   mindswap dryrun llama2_7b.yaml --snapshot memory.pickle  # drop it on pytorch.org/memory_viz
@@ -97,13 +97,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         metavar="none|recompute|FILE",
-        help="show another dry run beside; none: nothing moved; recompute: all layers recomputed, nothing moved",
+        help="compare with another dry run; none: no swap, no recompute; recompute: full recompute, no swap",
     )
     parser.add_argument(
         "--cards", metavar="N", type=number_from(1, MAX_NUMBER), help="of MindFormers 2.x: cards of the training"
     )
     parser.add_argument("--jobs", metavar="N", type=number_from(1, 64), default=1, help="processes at a time (1)")
-    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="leave logs and MindSpore's own tables there")
+    parser.add_argument(
+        "--keep", metavar="FOLDER", type=Path, help="keep logs and MindSpore's own tables in this folder"
+    )
     parser.add_argument("--insight", metavar="DIR", type=optional_path, help="write folders for MindStudio Insight")
     parser.add_argument(
         "--snapshot", metavar="FILE", type=optional_path, help="write the memory for pytorch.org/memory_viz (.pickle)"
@@ -117,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Dry run one configuration; 1 if it does not fit."""
     if len(args.layers) > 2:
-        raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two for a straight line")
+        raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two to extrapolate from")
     document = load_document(args.config)
     if find_format(document) is ConfigFormat.PYNATIVE and not find_errors(document.problems):
         return run_2x(args, document)

@@ -17,7 +17,7 @@ from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.report_data import SimulationReport
 
-BEFORE, INSIDE, AFTER = "before the layers", "in the layers", "behind the layers"
+BEFORE, INSIDE, AFTER = "before the layers", "in the layers", "after the layers"
 # After the last operator of backward: clipping and the optimizer.
 OPTIMIZER = (True, "optimizer")
 # A pass (is it backward) and a segment of it; layers are split in halves.

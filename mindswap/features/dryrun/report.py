@@ -116,8 +116,8 @@ def _copy_lines(run: DryRun) -> list[str]:
     if not run.offload_kernels and not run.prefetch_kernels:
         return ["copies: none"]
     return [
-        f"copies out: {_describe_copies(run, run.offload_kernels)}",
-        f"copies back: {_describe_copies(run, run.prefetch_kernels)}, {_mib(run.prefetched_bytes)}",
+        f"D2H copies: {_describe_copies(run, run.offload_kernels)}",
+        f"H2D copies: {_describe_copies(run, run.prefetch_kernels)}, {_mib(run.prefetched_bytes)}",
     ]
 
 

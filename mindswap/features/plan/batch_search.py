@@ -83,6 +83,9 @@ class _Candidate:
     shape_id: Hashable  # equal for networks that differ in constants only
 
 
+PRUNED = "pruned by its lower bound"  # begins the reason of a candidate that cannot be the fastest
+
+
 @dataclass(eq=False)
 class BatchSearch:
     """Captures, lower bounds and plans of candidates; each is computed once.
@@ -90,7 +93,7 @@ class BatchSearch:
     Attributes:
         captured: networks by `capture_id` and by `shape_id`.
         bounds_ns: lower bound of the step time of each candidate.
-        infeasible: setups that do not fit by the bound; larger ones are skipped.
+        infeasible: setups whose lower bound of memory is too large; larger ones are skipped.
         plans: results so far, also of candidates without a plan.
         is_over: the search was interrupted.
     """
@@ -149,7 +152,7 @@ class BatchSearch:
             self.is_over = True
         for candidate, reason in reasons.items():
             if candidate in self.bounds_ns and not self._can_beat_best(candidate):
-                reason = f"no policy is faster than {format_time(self.bounds_ns[candidate])} by the bound"
+                reason = f"{PRUNED}: no policy is faster than {format_time(self.bounds_ns[candidate])}"
             self.plans.append(replace(candidate.plan, reason=reason))
 
     def _compute_bounds(self, candidates: Sequence[_Candidate]) -> dict[_Candidate, str]:
@@ -162,7 +165,9 @@ class BatchSearch:
             smaller = next((setup for setup in self.infeasible if needs_more(candidate.plan.setup, setup)), None)
             if smaller is not None:
                 of_which = f" of {smaller[0]}" if smaller[0] != candidate.plan.strategy else ""
-                reasons[candidate] = f"no policy fits micro-batches of {smaller[1].size}{of_which}, by the bound"
+                reasons[candidate] = (
+                    f"no policy fits micro-batches of {smaller[1].size}{of_which}: the lower bound of memory is larger"
+                )
         candidates = [candidate for candidate in candidates if candidate not in reasons]
         self._capture_networks(candidates)
         tasks = (replace(candidate.task, captured=self._find_capture(candidate)) for candidate in candidates)
@@ -194,7 +199,7 @@ class BatchSearch:
         def tasks() -> Iterator[StepTask]:
             for number, candidate in enumerate(candidates, 1):
                 batch_plan = candidate.plan
-                progress = f"capture {number} of {len(candidates)}"
+                progress = f"compile {number} of {len(candidates)}"
                 self.report_status(f"{progress}: {batch_plan.strategy}; samples: {batch_plan.batch.size}")
                 yield candidate.task
 

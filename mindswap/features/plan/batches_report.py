@@ -6,11 +6,11 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from mindswap.config.pipeline_layout import Layout
-from mindswap.features.plan.batch_search import BatchPlan
+from mindswap.features.plan.batch_search import PRUNED, BatchPlan
 from mindswap.planner.balance import Bubble, split_bubble
 from mindswap.planner.strategies import Batch, Strategy
 from mindswap.report.tables import format_table
-from mindswap.units import format_bytes, format_time
+from mindswap.units import format_bytes, format_count, format_time
 
 
 class FileSetup(NamedTuple):
@@ -33,9 +33,13 @@ def _is_file_setup(batch_plan: BatchPlan, file_setup: FileSetup) -> bool:
 
 
 def format_batches(plans: Sequence[BatchPlan], file_setup: FileSetup) -> str:
-    """Format a table of plans, fastest first; below it the candidates without a plan, grouped by reason."""
+    """Format a table of plans, fastest first; below it the candidates without a plan, grouped by reason.
+
+    Pruned candidates are counted only.
+    """
     rows = []
     reasons: dict[str, list[str]] = {}
+    num_pruned = 0
     has_strategies = any(batch_plan.strategy != file_setup.strategy for batch_plan in plans)
     for batch_plan in plans:
         name = f"{batch_plan.strategy}: " if has_strategies else ""
@@ -44,7 +48,10 @@ def format_batches(plans: Sequence[BatchPlan], file_setup: FileSetup) -> str:
         )
         name += " (your file)" if _is_file_setup(batch_plan, file_setup) else ""
         if batch_plan.step_plan is None:
-            reasons.setdefault(batch_plan.reason, []).append(name)
+            if batch_plan.reason.startswith(PRUNED):
+                num_pruned += 1
+            else:
+                reasons.setdefault(batch_plan.reason, []).append(name)
             continue
         figures = (
             format_time(batch_plan.step_plan.step_time_ns),
@@ -64,8 +71,10 @@ def format_batches(plans: Sequence[BatchPlan], file_setup: FileSetup) -> str:
     for reason, names in reasons.items():
         joined = "; ".join(name.replace(" ", NO_BREAK) for name in names)
         lines += [f"no plan, {reason}:", *(f"    {line.replace(NO_BREAK, ' ')}" for line in wrap(joined, WIDTH))]
-    lines += [""] if reasons else []
-    lines.append(f"{len(plans)} {subject}, {searched} searched, {len(plans) - searched} left out before")
+    if num_pruned:
+        lines.append(f"{format_count(num_pruned, 'candidate')} pruned by lower bound: none can be the fastest")
+    lines += [""] if reasons or num_pruned else []
+    lines.append(f"{len(plans)} {subject}, {searched} searched, {len(plans) - searched} excluded before")
     if fits:
         lines.append("*: nothing else is as fast with less memory")
         if not _is_file_setup(fits[0], file_setup):

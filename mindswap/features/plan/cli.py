@@ -70,9 +70,9 @@ examples:
   mindswap plan llama2_13b.yaml --stages auto -o best.yaml               # other numbers of layers on the stages
   mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
 
-What is written is verified first, as `mindswap verify` does, in a compile of 5 minutes at most; a plan that the
-compiler does not follow is not written. All times and sizes are simulated. Exit code 1 if nothing fits; then the
-least memory that would is named.
+Before it is written, a plan is verified as by `mindswap verify`, in a compile of 5 minutes at most; a plan that the
+compiler does not follow is not written. All times and sizes are simulated. Exit code 1 if nothing fits; the
+output then names the smallest memory that would.
 """
 
 
@@ -98,12 +98,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--simple",
         action="store_true",
         help=(
-            "at most 6 entries: whole layers, or the cells of attention and feed-forward, one distance; says what "
-            "it costs against the full plan"
+            "at most 6 entries: full layers, or the cells of attention and feed-forward, with one backward_prefetch; "
+            "also reports the cost against the unrestricted plan"
         ),
     )
     parser.add_argument(
-        "--no-verify", action="store_true", help="write the plan without a compile that shows that it does what it says"
+        "--no-verify", action="store_true", help="write the plan without checking it in the compiled graph"
     )
     parser.add_argument(
         "--pin",
@@ -115,7 +115,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "recompute, or keep; may be given several times"
         ),
     )
-    parser.add_argument("--explain", action="store_true", help="say in words why these operators")
+    parser.add_argument("--explain", action="store_true", help="explain why these operators are swapped or recomputed")
+    parser.add_argument("--verbose", action="store_true", help="also print the number of simulations of the search")
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -124,7 +125,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     parser.add_argument(
-        "--sweep", action="store_true", help="plans for many budgets, from all that is kept to the least"
+        "--sweep",
+        action="store_true",
+        help="plans for many budgets, from keeping everything down to the minimum memory",
     )
     parser.add_argument(
         "--batch-size",
@@ -138,9 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=numbers_or_auto,
         help="plan for other numbers of micro-batches of a step, and write the fastest; a step keeps its samples",
     )
-    parser.add_argument(
-        "--any-global-batch", action="store_true", help="with these: a step may have more or fewer samples than now"
-    )
+    parser.add_argument("--any-global-batch", action="store_true", help="with both: the samples of a step may change")
     parser.add_argument(
         "--strategy",
         choices=["auto"],
@@ -155,15 +156,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan for other numbers of layers on the pipeline stages (offset), and write the fastest",
     )
     parser.add_argument(
-        "--cards", metavar="N", type=number_from(1), help="with --strategy: over so many; default is as now"
+        "--cards", metavar="N", type=number_from(1), help="with --strategy: number of cards; default is that of CONFIG"
     )
     parser.add_argument(
-        "--jobs", metavar="N", type=number_from(1, 256), default=1, help="with these: so many processes (1)"
+        "--jobs",
+        metavar="N",
+        type=number_from(1, 256),
+        default=1,
+        help="processes for --batch-size, --micro-batches, --strategy and --stages (1)",
     )
     parser.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="with these: on all CPUs of a Ray cluster (pip install '.[ray]' in a checkout), or auto",
+        help="the same on all CPUs of a Ray cluster (pip install '.[ray]' in a checkout), or auto",
     )
     add_html(parser)
     parser.add_argument("--plot", metavar="FILE", type=optional_path, help="write a picture of the curve of --sweep")
@@ -201,7 +206,7 @@ def run(args: argparse.Namespace) -> int:
         notes += step.model.caveats
         remarks = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
         remarks = [line for line in remarks if line]
-        print_text("\n".join([str(step_plan), *([""] if remarks else []), *remarks]))
+        print_text("\n".join([step_plan.format(args.verbose), *([""] if remarks else []), *remarks]))
     following = f"next: mindswap {'check' if is_2x(step.document) else 'dryrun'} {target}"
     data, step_plan, is_ok = finish_plan(args, step_plan, attempts, target, f"written: {target}; {following}")
     plan = step_plan.plan

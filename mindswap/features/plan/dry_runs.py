@@ -202,7 +202,7 @@ def _verify_in_subprocess(
         log = next((f" ({line.strip()})" for line in answer.error.splitlines() if "full log: " in line), "")
         return PlanVerdict(None, f"not verified: {first}{log}"), {}
     if answer.data["ok"]:
-        return PlanVerdict(True, "verified: the compiled graph does what the plan asks"), {}
+        return PlanVerdict(True, "verified: the compiled graph follows the plan"), {}
     layers = answer.data["layers"]
     faults = dict.fromkeys(text for layer in layers for text in _find_ineffective_names(layer))
     verdict = PlanVerdict(False, "; ".join(["the compiled graph does NOT do what the plan asks", *faults]))

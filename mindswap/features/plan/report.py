@@ -15,7 +15,12 @@ NUM_HOLDERS = 6
 
 
 def format_plan(
-    plan: Plan, device_title: str, tokens_per_card: float, budget_source: str = "", memory: MemoryBudget | None = None
+    plan: Plan,
+    device_title: str,
+    tokens_per_card: float,
+    budget_source: str = "",
+    memory: MemoryBudget | None = None,
+    is_verbose: bool = False,
 ) -> str:
     """Format a plan and the policies that it is compared with.
 
@@ -25,6 +30,7 @@ def format_plan(
         tokens_per_card: tokens of a step per card.
         budget_source: origin of the budget; "" if the user gave it.
         memory: memory budget with its safety margin, for peaks without fragmentation; None without a margin.
+        is_verbose: also show the number of simulations.
     """
     budget = format_bytes(plan.budget_bytes)
     lines = [f"plan for {budget} per card on {device_title}; all figures are simulated"]
@@ -38,9 +44,9 @@ def format_plan(
         figures = f"{format_time(file_policy.step_time_ns)}, {format_bytes(file_policy.peak_bytes)}"
         lines.append(f"your file    {figures}, {verdict}")
     if plan.fits:
-        lines += [*_figure_lines(plan, compared.get(FULL)), "", *_policy_lines(plan)]
+        lines += [*_figure_lines(plan, compared.get(FULL)), *_search_lines(plan, is_verbose), "", *_policy_lines(plan)]
     else:
-        lines += _nothing_fits_lines(plan, budget_source)
+        lines += [*_nothing_fits_lines(plan, budget_source), *_search_lines(plan, is_verbose)]
     unique_rows: dict[tuple[str, ...], tuple[str, ...]] = {}  # by figures: policies with equal figures share a row
     for each in plan.compared:
         row = _row(each, plan.unconstrained_ns, tokens_per_card, memory)
@@ -61,27 +67,29 @@ def _figure_lines(plan: Plan, full: Compared | None) -> Iterator[str]:
         yield f"{indent}{_percent(plan.gap)} over the lower bound: no policy is faster than {bound} in this memory"
     if full is not None and full.fits:
         cost = _percent(plan.step_time_ns / full.step_time_ns - 1)
-        yield f"{indent}{cost} over the plan with as many entries as help"
+        yield f"{indent}{cost} over the unrestricted plan"
     stages = ", ".join(format_bytes(size, "GiB") for size in plan.stage_peak_bytes)
     of_stages = f"; stages {stages}" if len(plan.stage_peak_bytes) > 1 else ""
     yield f"peak memory  {format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}{of_stages}"
     if plan.is_coupled:  # the specification excludes this combination, but the backend compiles it
         yield f"{indent}swaps what recomputed operators use: MindSpore 2.9.0 does it, against the specification"
-    yield f"host memory  {format_bytes(plan.host_bytes)} of a node"
-    yield f"found with   {_simulations(plan)}"
+    yield f"host memory  {format_bytes(plan.host_bytes)} per node"
 
 
-def _simulations(plan: Plan) -> str:
+def _search_lines(plan: Plan, is_verbose: bool) -> Iterator[str]:
     number = format_count(plan.num_evaluations, "simulation")
-    return f"{number}, then interrupted" if plan.is_interrupted else number
+    if plan.is_interrupted:
+        yield f"search       interrupted after {number}: a longer search may find a faster plan"
+    elif is_verbose:
+        yield f"search       {number}"
 
 
 def _nothing_fits_lines(plan: Plan, budget_source: str) -> list[str]:
     needed, host = format_bytes(plan.smallest_budget_bytes), format_bytes(plan.host_bytes)
-    lines = [f"nothing fits; the least found needs {needed} per card, and {host} of the host memory of a node"]
+    lines = [f"nothing fits; the smallest plan found needs {needed} per card, and {host} of host memory per node"]
     if plan.lower_bound_ns is None:
         lines.append(f"no policy can fit: every one needs {format_bytes(plan.least_budget_bytes)} or more per card")
-    lines += [f"found with {_simulations(plan)}", "    at its peak the memory of the card holds"]
+    lines.append("    memory of the card at the peak:")
     lines += [f"    {format_bytes(size):>10}  {name}" for name, size in plan.holders[:NUM_HOLDERS]]
     fixes = [f"--memory {_round_up(plan.smallest_budget_bytes)}"] * (plan.smallest_budget_bytes > plan.budget_bytes)
     fixes += [f"--host-memory {_round_up(host_bytes_for(plan.host_bytes))}"] * (
@@ -120,7 +128,7 @@ def format_sweep(plans: Sequence[Plan], device_title: str) -> str:
         entries = f"{num_swaps}, {len(policy.select_recompute) + bool(policy.layer_recompute)}"
         figures = (format_bytes(plan.peak_bytes), format_time(plan.step_time_ns), _percent(plan.slowdown))
         rows.append((*figures, gap, entries))
-    head = ("peak memory", "step time", "vs. keep all", "above the bound", "swap entries, recompute entries")
+    head = ("peak memory", "step time", "vs. keep all", "above lower bound", "swap entries, recompute entries")
     return f"simulated on {device_title}\n\n{format_table(head, rows)}"
 
 

@@ -137,10 +137,14 @@ class StepPlan:
         write_new(path, planned_text(self.step, self.plan, str(path)), overwrite=overwrite)
 
     def __str__(self) -> str:
+        return self.format()
+
+    def format(self, is_verbose: bool = False) -> str:
+        """Format the plan and the policies that it is compared with; `is_verbose` adds the number of simulations."""
         settings = self.step.model.settings
         title = self.step.device.title
         tokens = settings.num_tokens / settings.num_cards
-        return format_plan(self.plan, title, tokens, self.budget_source, self.memory)
+        return format_plan(self.plan, title, tokens, self.budget_source, self.memory, is_verbose)
 
     def __repr__(self) -> str:
         verdict = "fits in" if self.fits else "does not fit in"

@@ -84,7 +84,7 @@ def run_bound_task(task: StepTask, tick: Tick) -> int | str:
         if static_bytes > make_problem(step).budget_bytes:
             return Infeasible(f"weights and optimizer alone need {format_bytes(static_bytes)}")
         bound_ns = StepPlanner(step, task.options.allow).bound_ns()
-        return Infeasible("no policy fits, by the bound") if bound_ns is None else bound_ns
+        return Infeasible("no policy fits: the lower bound of memory is larger") if bound_ns is None else bound_ns
 
     return _with_step(task, bound)
 

@@ -68,7 +68,7 @@ def _check_effect(variant: Variant) -> Iterator[Check]:
         num_pairs, size = (sum(layer.get(key, 0) for layer in layers) for key in ("num_pairs", "swapped_bytes"))
         # `ok` of the output covers both graph and logs.
         is_ok = all(layer["ok"] for layer in layers) and bool(effect["ok"] or (logs and not logs["ok"]))
-        seen, reason = f"{num_pairs} copies out and back, {format_bytes(size)}", f"mindswap verify {variant.config}"
+        seen, reason = f"{num_pairs} D2H and H2D copies, {format_bytes(size)}", f"mindswap verify {variant.config}"
         yield Check(variant.name, name, expected, seen, _verdict(is_ok), "" if is_ok else reason)
     if logs:
         seen, expected = "they do" if logs["ok"] else "they do not", "all workers log the policy as specified"

@@ -166,7 +166,7 @@ def _answer_swap(
         size = format_bytes(sum(pair.copy_out.size_bytes for pair in outside_layers))
         notes = (
             *notes,
-            f"behind the layers, as in multi-token prediction: {len(outside_layers)} MoveTo pairs, {size} swapped",
+            f"after the layers, as in multi-token prediction: {len(outside_layers)} MoveTo pairs, {size} swapped",
         )
     text, data = format_effect(effects, is_ok, notes), effect_to_json(effects, is_ok, notes)
     has_all_stages = placement is None or placement.num_stages == 1

@@ -153,7 +153,7 @@ def overlap_finding(weaker: Statement, stronger: Statement, overlap: StatementOv
     if weaker.num_prefetch_ops == stronger.num_prefetch_ops:
         outcome, fix = "with the same distance", "leave it out, the other entry covers it"
     else:
-        outcome = f"this one counts, with backward_prefetch {stronger.num_prefetch_ops}"
+        outcome = f"this entry applies, with backward_prefetch {stronger.num_prefetch_ops}"
         outcome += f" instead of {weaker.num_prefetch_ops}"
         fix = "name each operator in one entry"
     message = (

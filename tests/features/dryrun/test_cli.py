@@ -166,7 +166,7 @@ def test_what_is_printed():
     assert "needs 120 B with workspace: fits in 200 B with 80 B to spare" in shown
     fragmented = replace(report_of(), counts_fragments=True)
     assert "needs 127 B with fragments and workspace: fits in 200 B with 73 B to spare" in format_dry_run(fragmented)
-    assert "rank 0, peak: forward, behind the layers: Default/network" in shown
+    assert "rank 0, peak: forward, after the layers: Default/network" in shown
     assert "copies: none" in shown
     assert "note: a note" in shown
     assert "launches no kernel: no times, no values" in shown

@@ -55,11 +55,11 @@ def test_the_parts_of_a_step():
         (False, "before the layers"): 20,
         (False, "in the layers, first half"): 50,
         (False, "in the layers, second half"): 60,
-        (False, "behind the layers"): 120,
+        (False, "after the layers"): 120,
         (True, "before the layers"): 60,
         (True, "in the layers, first half"): 40,
         (True, "in the layers, second half"): 40,
-        (True, "behind the layers"): 100,
+        (True, "after the layers"): 100,
         (True, "optimizer"): 6,
     }
 
@@ -69,7 +69,7 @@ def test_all_layers_are_taken_as_they_are():
     assert (stage.used_peak_bytes, stage.actual_peak_bytes) == (130, 137)
     assert (stage.position.is_backward, stage.position.where, stage.position.layer) == (
         False,
-        "behind the layers",
+        "after the layers",
         None,
     )
 

@@ -8,7 +8,7 @@ import pytest
 from mindswap import cli
 from mindswap.config.parse import parse_document
 from mindswap.config.pipeline_layout import read_pipeline
-from mindswap.features.plan.batch_search import BatchPlan
+from mindswap.features.plan.batch_search import PRUNED, BatchPlan
 from mindswap.features.plan.batches_report import FileSetup, format_batches
 from mindswap.features.plan.strategies import with_batch
 from mindswap.planner.strategies import Batch, Strategy
@@ -71,15 +71,17 @@ def test_cards_without_a_strategy_are_an_error_with_the_nearest(capsys):
 def test_what_has_no_plan_is_below_the_table_by_the_reason():
     own = FileSetup(Strategy(1, 1, 2), Batch(1, 2), None)
     others = [BatchPlan(Batch(1, 4), Strategy(ranks, 1, 1), reason="it is too large") for ranks in range(2, 8)]
+    others.append(BatchPlan(Batch(1, 4), Strategy(8, 1, 1), reason=f"{PRUNED}: no policy is faster than 473 ns"))
     lines = format_batches([*others, BatchPlan(own.batch, own.strategy, reason="no policy fits")], own).splitlines()
     assert lines[2] == "no plan, it is too large:"
     assert lines[3].startswith("    data 2, tensor 1, stages 1: 4 x 1; data 3, ") and max(map(len, lines)) < 120
     names = " ".join(line.strip() for line in lines[3 : lines.index("no plan, no policy fits:")])
     assert names == "; ".join(f"data {ranks}, tensor 1, stages 1: 4 x 1" for ranks in range(2, 8))
-    assert lines[-4:] == [
+    assert lines[-5:] == [
         "    data 1, tensor 1, stages 2: 2 x 1 (your file)",
+        "1 candidate pruned by lower bound: none can be the fastest",
         "",
-        "7 strategies and batches, 0 searched, 7 left out before",
+        "8 strategies and batches, 0 searched, 8 excluded before",
         "nothing fits",
     ]
 
@@ -145,7 +147,7 @@ def test_where_fewer_samples_do_not_fit_more_are_not_captured(capsys, tmp_path):
     rows = json.loads(captured.out[captured.out.index("{\n") :])["batches"]
     by_size = {one["batch_size"]: one["reason"] for one in rows}
     assert code == 1 and set(by_size) == {1, 2, 4, 8}
-    assert by_size[2] == by_size[4] == "no policy fits micro-batches of 1, by the bound"
+    assert by_size[2] == by_size[4] == "no policy fits micro-batches of 1: the lower bound of memory is larger"
     # A single micro-batch needs no sums of gradients, so it is looked at.
     assert captured.err.count("capture 1 of 1") == 2 and by_size[8].startswith("weights and optimizer alone need")
 

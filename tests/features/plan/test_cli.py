@@ -110,7 +110,7 @@ def test_a_plan_is_written_checked_and_does_what_it_says(plan, tmp_path, capsys)
     assert code == 0
     assert "all figures are simulated" in out
     assert "this plan" in out
-    assert "verified: the compiled graph does what the plan asks" in out
+    assert "verified: the compiled graph follows the plan" in out
     assert f"written: {target}; next: mindswap dryrun {target}" in out
     assert plan(CONFIG, "--device", "cpu", "--memory", "6MiB")[1].endswith("\nnext: -o FILE writes this plan\n")
     text = target.read_text()
@@ -164,7 +164,7 @@ def test_a_budget_below_the_parameters_says_what_would_do(plan, tmp_path):
     options = (CONFIG, "--device", "cpu")
     code, out, _ = plan(*options, "--memory", "1MiB", "-o", files[0], "--html", files[1])
     assert code == 1
-    assert "nothing fits; the least found needs" in out
+    assert "nothing fits; the smallest plan found needs" in out
     assert "weights, optimizer states, accumulated gradients" in out
     assert not any(path.exists() for path in files)
     enough = out.partition("fix: --memory ")[2].split()[0]
@@ -185,7 +185,7 @@ def test_a_picture_of_no_known_kind_loses_no_curve(plan, tmp_path, monkeypatch):
     monkeypatch.setattr("mindswap.planner.sweep.NUM_BUDGETS", 4)
     code, out, error = plan(CONFIG, "--device", "cpu", "--allow", "recompute", "--sweep", "--plot", tmp_path / "x.xyz")
     assert code == 1
-    assert "above the bound" in out
+    assert "above lower bound" in out
     assert "Format 'xyz' is not supported" in error
 
 

@@ -102,18 +102,18 @@ LOGS = {"ok": False, "findings": [{"level": "error", "message": "no log"}, {"lev
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ({"ok": True, "layers": [LAYER, LAYER]}, {"compiled graph": ("pass", "16 copies out and back, 2.0 GiB", "")}),
+        ({"ok": True, "layers": [LAYER, LAYER]}, {"compiled graph": ("pass", "16 D2H and H2D copies, 2.0 GiB", "")}),
         (
             {"ok": False, "layers": [LAYER], "logs": LOGS},
             {
-                "compiled graph": ("pass", "8 copies out and back, 1.0 GiB", ""),
+                "compiled graph": ("pass", "8 D2H and H2D copies, 1.0 GiB", ""),
                 "log lines": ("fail", "they do not", "error: no log"),
             },
         ),
         (
             {"ok": False, "layers": [{**LAYER, "ok": False}], "logs": LOGS},
             {
-                "compiled graph": ("fail", "8 copies out and back, 1.0 GiB", "mindswap verify yaml.yaml"),
+                "compiled graph": ("fail", "8 D2H and H2D copies, 1.0 GiB", "mindswap verify yaml.yaml"),
                 "log lines": ("fail", "they do not", "error: no log"),
             },
         ),

@@ -16,9 +16,9 @@ simulated step of small.yaml on Atlas 800T A2
   exposed copy time    8.00 ms  32.0 % of the step
   host memory         64.0 MiB  pinned per card; 64.0 MiB per node
 
-pipeline stage     peak   static  activations  compute  waits: copy out  waits: copy in   swapped  link out  link in
---------------  -------  -------  -----------  -------  ---------------  --------------  --------  --------  -------
-stage 0         4.1 GiB  4.0 GiB     64.0 MiB  12.0 ms          3.00 ms         5.00 ms  64.0 MiB    15.0 %   25.0 %
+pipeline stage     peak   static  activations  compute  waits for D2H  waits for H2D   swapped  D2H busy  H2D busy
+--------------  -------  -------  -----------  -------  -------------  -------------  --------  --------  --------
+stage 0         4.1 GiB  4.0 GiB     64.0 MiB  12.0 ms        3.00 ms        5.00 ms  64.0 MiB    15.0 %    25.0 %
 
 at the peak of stage 0 the device holds:
        1.0 GiB  weights
@@ -35,14 +35,14 @@ layer 0                    -  65536.0 KiB       1  2.00 ms   4.00 ms            
 layer 1          32768.0 KiB            -       -  2.00 ms   4.00 ms                      -
 
 compute waits for, longest first (all stages and micro-batches):
-     5.00 ms  copy in of ffn Mul, layer 0
-     3.00 ms  copy out of ffn Mul, layer 0
+     5.00 ms  prefetch (H2D) of ffn Mul, layer 0
+     3.00 ms  offload (D2H) of ffn Mul, layer 0
 
 note: layer 1 was not compiled
 every figure above is simulated; no device was used; the figures of the device, with sources: --figures"""
 FIGURES = """\
 figures of the device that were used:
-    copy out (D2H)   20.0 GB/s  (measured)
+    offload (D2H)    20.0 GB/s  (measured)
     cards in a node  8  (assumed)
 note: layer 1 was not compiled
 every figure above is simulated; no device was used"""

@@ -76,10 +76,10 @@ def test_slices_of_a_small_step():
     compute, out, back, after = 10, 13, 14, 15
     assert rows == [
         (compute, 0, 2000, "ffn Mul"),
-        (compute, 2000, 3000, "waits for a copy out: ffn Mul"),
+        (compute, 2000, 3000, "waits for an offload (D2H): ffn Mul"),
         (compute, 5000, 2000, "head MatMul"),
         (compute, 7000, 4000, "head MatMulGrad"),
-        (compute, 11000, 5000, "waits for a copy in: ffn Mul"),
+        (compute, 11000, 5000, "waits for a prefetch (H2D): ffn Mul"),
         (compute, 16000, 4000, "ffn MulGrad"),
         (out, 2000, 3000, "ffn Mul"),
         (back, 11000, 5000, "ffn Mul"),
@@ -87,7 +87,7 @@ def test_slices_of_a_small_step():
     ]
     assert only(events, "X")[6]["args"] == {"layer": 0, "micro_batch": 0, "bytes": 64 * MIB}
     stalls = [e["cat"] for e in only(events, "X") if e["cat"].startswith("stall")]
-    assert stalls == ["stall,waits for a copy out", "stall,waits for a copy in"]
+    assert stalls == ["stall,waits for an offload (D2H)", "stall,waits for a prefetch (H2D)"]
 
 
 def test_an_arrow_from_copy_out_to_copy_in():
@@ -100,7 +100,7 @@ def test_memory_over_time():
     levels = [(e["ts"], e["args"]["all"] - 4 * GIB) for e in events if "all" in e["args"]]
     assert levels == [(0, 64 * MIB), (5000, 32 * MIB), (11000, 64 * MIB), (20000, 0)]
     assert events[0]["args"] == {
-        "static": 4 * GIB, "kept for backward": 0, "being copied out": 64 * MIB, "copied back": 0
+        "static": 4 * GIB, "kept for backward": 0, "being offloaded": 64 * MIB, "prefetched": 0
     }  # fmt: skip
 
 

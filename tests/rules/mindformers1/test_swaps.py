@@ -115,7 +115,7 @@ def test_a_cell_and_an_operator_inside_it():
     """
     assert found(text) == [(5, 17, "overlap")]
     assert (
-        "in layer 1 (attention.wq.matmul); this one counts, with backward_prefetch 10"
+        "in layer 1 (attention.wq.matmul); this entry applies, with backward_prefetch 10"
         in check(text).problems[0].message
     )
 

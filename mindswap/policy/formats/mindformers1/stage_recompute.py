@@ -272,7 +272,7 @@ class _Expansion:
         if node.value == RECOMPUTE_FLAGS[key]:
             return
         if key != "recompute_slice_activation":
-            message = f"{path}: MindFormers 1.9.0 does not pass it on with swap off"
+            message = f"{path}: MindFormers 1.9.0 ignores it with swap off"
             self.report(node.location, message, Level.WARNING, fix="delete it; with swap: True it acts")
         elif not self.document.is_legacy:
             self.report(node.location, f"{path}: not supported with use_legacy: False", Level.ERROR, "False")

@@ -251,7 +251,7 @@ def test_keys_and_flags_that_stop_mindformers():
             "{select_recompute_exclude: True}",
             "select_recompute_exclude: True names no operator, so nothing is excluded",
         ),
-        ("{mp_comm_recompute: False}", "mp_comm_recompute: MindFormers 1.9.0 does not pass it on with swap off"),
+        ("{mp_comm_recompute: False}", "mp_comm_recompute: MindFormers 1.9.0 ignores it with swap off"),
         ("{recompute_slice_activation: True}", "recompute_slice_activation: acts only with recompute: True"),
     ],
 )
