@@ -107,7 +107,11 @@ def hint_after_failure(document: Document, options: list[str]) -> str:
         nodes = {path: document.get(*path) for path in ON_CPU}
         missing = [path for path, value in ON_CPU.items() if (node := nodes[path]) is None or node.value is not value]
         keys = ", ".join(f"{'.'.join(path)}: {ON_CPU[path]}" for path in missing)
-        return f"a CPU has no kernels for much of a network\n    fix: {keys}; as configs/llama2_7b/cpu" if keys else ""
+        return (
+            f"a CPU has no kernels for much of a network\n    fix: {keys}; as in the file of `mindswap example`"
+            if keys
+            else ""
+        )
     return cards_missing(document, options)
 
 
@@ -121,6 +125,6 @@ def cards_missing(document: Document, options: list[str]) -> str:
         return ""
     return (
         "no Ascend card was found here (no npu-smi, no /dev/davinci*), and the training is for Ascend\n"
-        "    fix: train where the cards are; to try mindswap on a CPU: configs/llama2_7b/cpu; "
-        "mindswap verify, simulate and plan need no card"
+        "    fix: train where the cards are; to try mindswap on a CPU: `mindswap example trial`, then "
+        "trial/llama2_small.yaml; mindswap verify, simulate and plan need no card"
     )

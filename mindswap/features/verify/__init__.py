@@ -75,7 +75,8 @@ def verify(
     Args:
         path: MindFormers YAML.
         rank: report sizes of this rank and the layers of its pipeline stage; None for one rank with the full model.
-        logs: folder with worker logs of a run, or with one folder `node_*` for each node; they are checked, too.
+        logs: folder with worker logs of a run, or with one folder `node_*` for each node; without
+            msrun `output/log` of MindFormers; they are checked, too.
         use_cache: False recompiles and stores nothing.
         progress: function called with the number of logs read so far and the number of logs.
         brief: compile once and omit the sizes without swap, unless the graph differs from the policy.

@@ -14,8 +14,9 @@ examples:
   mindswap verify llama2_7b.yaml --rank 0
   mindswap verify llama2_7b.yaml --brief
   mindswap verify llama2_7b.yaml --log output/msrun
+  mindswap verify llama2_7b.yaml --log output/log         # a single process: output/log/rank_0/info.log
 
-Exit code 0: the compiled graph does what CONFIG asks, no more and no less; 1 if not. The network is compiled
+Exit code 0: the compiled graph follows CONFIG exactly; 1 if not. The network is compiled
 without weights, by MindSpore's own frontend with lazy_inline on, for one rank that has the whole model, or for
 the layers and sizes of --rank. With swap off, MindFormers' own recompute is compared with recompute_config.
 With --brief it is compiled once, under the policy, and without swap only if something is not as asked.
@@ -31,9 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rank(parser)
     add_no_cache(parser)
     add_json(parser)
-    parser.add_argument("--brief", action="store_true", help="do not say what is kept without swap; half the time")
+    parser.add_argument("--brief", action="store_true", help="leave out what is kept without swap; half the time")
     parser.add_argument(
-        "--log", metavar="DIR", help="also compare the logs of a run: worker_*.log, or node_*/worker_*.log"
+        "--log",
+        metavar="DIR",
+        help="also compare the logs of a run: msrun's worker_*.log or node_*/worker_*.log; without msrun output/log",
     )
 
 

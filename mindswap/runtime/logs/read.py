@@ -1,4 +1,8 @@
-"""Read the logs of all workers of a run: `worker_*.log` in one folder, or in one folder per node."""
+"""Read the logs of all workers of a run.
+
+Under msrun these are `worker_*.log` in one folder, or in one folder per node. Without msrun MindFormers itself writes
+`output/log/rank_*/info.log`, one for each process.
+"""
 
 import importlib
 import multiprocessing
@@ -63,6 +67,8 @@ BLOCK_BYTES = 1 << 18
 MIN_PARALLEL_BYTES = 256 << 20
 _NAME = re.compile(r"worker_(\d{1,9})\.log")
 _NODE = re.compile(r"node_(\d{1,9})")
+_RANK = re.compile(r"rank_(\d{1,9})")
+_RANK_LOG = "info.log"  # of MindFormers, in the folder of a rank
 # Path of a log, number of its worker over all nodes, folder of its node.
 _Task = tuple[Path, int, str]
 
@@ -70,12 +76,13 @@ _Task = tuple[Path, int, str]
 def read_worker_logs(
     directory: str | Path, progress: Callable[[int, int], None] | None = None
 ) -> tuple[WorkerLog, ...]:
-    """Read the logs that msrun wrote into a folder.
+    """Read the logs that msrun, or MindFormers without it, wrote into a folder.
 
     Logs are read in blocks, so memory is independent of their size.
 
     Args:
-        directory: folder with `worker_*.log`, or with one folder `node_*` of them for each node.
+        directory: folder with `worker_*.log`, or with one folder `node_*` of them for each node; without msrun the
+            output folder of MindFormers, its `log`, a `rank_*` in it, or the `info.log` there.
         progress: function called after each log with the number of logs read so far and the number of logs.
 
     Returns:
@@ -110,18 +117,22 @@ def _mapper(tasks: list[_Task]) -> Iterator[Iterable[WorkerLog]]:
 
 
 def _find_logs(folder: Path) -> list[_Task]:
-    """Find every log, by number of worker.
+    """Find every log, by number of worker; those of ranks if there are none of workers.
 
     msrun numbers workers over all nodes if it knows the rank of its node. Else each node starts at 0, and the number
     follows from the folder of the node, as all nodes have the same number of workers.
     """
-    names = _names(folder, "give the one of `msrun --log_dir`, usually output/msrun")
+    if folder.name == _RANK_LOG and folder.is_file():
+        return [(folder, _rank_of(folder.parent), "")]
+    names = _names(folder, "give the one of `msrun --log_dir`, usually output/msrun; without msrun output/log")
     nodes = sorted((int(match[1]), name) for name in names if (match := _NODE.fullmatch(name)))
     files_by_node = {"": _numbered(names)} if any(map(_NAME.fullmatch, names)) or not nodes else {}
     files_by_node |= {name: numbered for _, name in nodes if (numbered := _numbered(_names(folder / name)))}
     tasks = [
         (folder / node / name, number, node) for node, logs in files_by_node.items() for number, name in logs.items()
     ]
+    if not tasks:
+        return _find_rank_logs(folder)
     twice = len(tasks) - len({number for _, number, _ in tasks})
     if twice and "" not in files_by_node:
         size = len(next(iter(files_by_node.values())))
@@ -140,6 +151,22 @@ def _find_logs(folder: Path) -> list[_Task]:
             "    fix:     remove the logs of an older run, or name the folder of one run"
         )
     return sorted(tasks, key=lambda task: task[1])
+
+
+def _find_rank_logs(folder: Path) -> list[_Task]:
+    """Find the logs of MindFormers in its output folder, in `log` of that, or in the folder of one rank."""
+    if (folder / _RANK_LOG).is_file():
+        return [(folder / _RANK_LOG, _rank_of(folder), "")]
+    for parent in (folder, folder / "log"):
+        ranks = [path for path in parent.glob("rank_*") if _RANK.fullmatch(path.name) and (path / _RANK_LOG).is_file()]
+        if ranks:
+            return sorted(((path / _RANK_LOG, _rank_of(path), "") for path in ranks), key=lambda task: task[1])
+    return []
+
+
+def _rank_of(folder: Path) -> int:
+    match = _RANK.fullmatch(folder.resolve().name)
+    return int(match[1]) if match else 0
 
 
 def _numbered(names: Iterable[str]) -> dict[int, str]:

@@ -32,6 +32,7 @@ NEEDLES = (
 # An INFO or DEBUG line without any of these is irrelevant.
 _TELLING = (
     b" at layer ", b"lazy_inline", b"[WARNING]", b"[ERROR]", b"] - ", b"Error", b"peak", b"Device ", b"\r", b"\x1b",
+    b"Training Over!",
 )  # fmt: skip
 MAX_LINE_BYTES = 1 << 20
 MAX_SET_LINES = 20_000

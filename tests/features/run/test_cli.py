@@ -147,7 +147,8 @@ def test_a_failed_training_on_a_cpu_says_what_it_takes_there():
     model = "context: {device_target: CPU}\nmodel: {model_config: {use_rope_slice: True}}"
     assert training.hint_after_failure(document(model), []) == (
         "a CPU has no kernels for much of a network\n"
-        "    fix: mindswap.cpu_stand_ins: True, model.model_config.fused_rms_norm: False; as configs/llama2_7b/cpu"
+        "    fix: mindswap.cpu_stand_ins: True, model.model_config.fused_rms_norm: False; "
+        "as in the file of `mindswap example`"
     )
     ready = model.replace("True", "True, fused_rms_norm: False") + "\nmindswap: {cpu_stand_ins: True}"
     assert training.hint_after_failure(document(ready), []) == ""

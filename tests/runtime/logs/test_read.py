@@ -44,6 +44,44 @@ def test_no_log(tmp_path, make, problem):
     assert log.problem == problem
 
 
+# The log of a process that msrun did not start, as MindFormers writes it.
+RANK_LOG = """\
+[INFO] 2026-11-29 23:38:36,161 [/x/apply.py:63] train: Set op_swap at layer 0: .attention, value=20
+[INFO] 2026-11-29 23:38:41,165 [mindformers/core/callback/callback.py:747] print_output_info: { Epoch:[  1/  1], \
+step:[    2/    2], loss:[5.562471/5.562471], per_step_time: 8059ms, lr: 0.002
+[INFO] 2026-11-29 23:38:41,736 [mindformers/trainer/base_trainer.py:1689] training_process: \
+.........Training Over!.............
+"""
+
+
+@pytest.mark.parametrize("given", ["output", "output/log", "output/log/rank_0", "output/log/rank_0/info.log"])
+def test_a_single_process_has_the_log_of_its_rank(tmp_path, given):
+    folder = tmp_path / "output/log/rank_0"
+    folder.mkdir(parents=True)
+    (folder / "info.log").write_text(RANK_LOG)
+    (folder / "error.log").write_text("")
+    (log,) = read_worker_logs(tmp_path / given)
+    assert (log.worker, log.last_step, log.is_finished) == (0, "2/2", True)
+    assert [line.text for line in log.set_lines] == ["Set op_swap at layer 0: .attention, value=20"]
+
+
+def test_ranks_have_their_numbers(tmp_path):
+    for rank in (0, 10, 2):
+        (tmp_path / f"log/rank_{rank}").mkdir(parents=True)
+        (tmp_path / f"log/rank_{rank}/info.log").write_text(RANK_LOG)
+    (tmp_path / "log/rank_x").mkdir()
+    assert [log.worker for log in read_worker_logs(tmp_path)] == [0, 2, 10]
+    assert [log.worker for log in read_worker_logs(tmp_path / "log/rank_10")] == [10]
+
+
+def test_logs_of_workers_go_before_those_of_ranks(tmp_path):
+    """MindFormers writes its own beside those of msrun; one of them is enough."""
+    (tmp_path / "log/rank_0").mkdir(parents=True)
+    (tmp_path / "log/rank_0/info.log").write_text(RANK_LOG)
+    (tmp_path / "worker_0.log").write_text("")
+    assert [log.is_finished for log in read_worker_logs(tmp_path)] == [False]
+
+
 def test_no_permission(tmp_path, monkeypatch):
     (tmp_path / "worker_0.log").write_text(log_text())
 
