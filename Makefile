@@ -9,6 +9,9 @@ export PYTHONDONTWRITEBYTECODE =
 # MindSpore's compiler asks for small pieces of memory all the time: with larger lists of free ones it takes a tenth less.
 check unit demo test test-2x test-nightly test-ms210 test-ray: export GLIBC_TUNABLES ?= glibc.malloc.tcache_count=60000
 
+# Runs a command that prints nothing, and prints a line every 30 s.
+SPEAK = sh -c 'while sleep 30 >/dev/null 2>&1; do s=$$((s + 30)); echo "installing, $$s s so far"; done & t=$$!; "$$@"; c=$$?; kill $$t; exit $$c' speak
+
 .PHONY: help demo lint unit test test-2x test-nightly test-ms210 test-ray matrix models wheel-test dist docs site check dev bench tables clean
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -16,20 +19,20 @@ help:  ## this list
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing MindSpore and MindFormers into $(VENV): about 3 minutes, once"
-	$(VENV)/bin/pip install --quiet -e '.[cpu,test]'
+	@$(SPEAK) $(VENV)/bin/pip install --quiet -e '.[cpu,test]'
 	touch $@
 
 $(CHECK_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(CHECK_VENV)
-	$(CHECK_VENV)/bin/pip install --quiet -e '.[check]'
+	@$(SPEAK) $(CHECK_VENV)/bin/pip install --quiet -e '.[check]'
 	touch $@
 
 # MindFormers 2.1.0 asks for mindspore 2.11 and hyper-parallel, which PyPI does not have: without its requirements.
 $(VENV_2X)/.installed: pyproject.toml tools/mindformers_2x.txt
 	$(PYTHON) -m venv $(VENV_2X)
 	@echo "installing MindFormers 2.1.0 with MindSpore 2.10.0 into $(VENV_2X): about 2 minutes, once"
-	$(VENV_2X)/bin/pip install --quiet -r tools/mindformers_2x.txt -e . pytest pytest-xdist hypothesis
-	$(VENV_2X)/bin/pip install --quiet --no-deps mindformers==2.1.0
+	@$(SPEAK) $(VENV_2X)/bin/pip install --quiet -r tools/mindformers_2x.txt -e . pytest pytest-xdist hypothesis
+	@$(SPEAK) $(VENV_2X)/bin/pip install --quiet --no-deps mindformers==2.1.0
 	touch $@
 
 demo: $(VENV)/.installed  ## the four documented cases on the Ascend backend without a card, and trained on CPU (5 to 12 min; the first time installs MindSpore, 3 min more)
@@ -63,12 +66,12 @@ test-nightly: $(CHECK_VENV)/.installed $(VENV)/.installed  ## at full strength: 
 
 test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 min)
 	$(PYTHON) -m venv .venv-ms210
-	.venv-ms210/bin/pip install --quiet mindspore==2.10.0 'numpy<2' -e '.[test]'
+	@$(SPEAK) .venv-ms210/bin/pip install --quiet mindspore==2.10.0 'numpy<2' -e '.[test]'
 	.venv-ms210/bin/pytest -q -m mindspore tests/graph/test_load.py tests/steps/test_network.py
 
 test-ray:  ## faults of adaptive runs and of plan --ray on three Ray nodes of this machine; as root also real trainings in networks of their own (12 min, and once 3 min to install)
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/pip install --quiet -e '.[cpu,test,ray]'
+	@$(SPEAK) .venv-ray/bin/pip install --quiet -e '.[cpu,test,ray]'
 	.venv-ray/bin/pytest -q tests/runtime/test_ray_cluster.py tests/runtime/attempt/test_ray.py tests/runtime/attempt/test_ray_network.py tests/features/plan/test_spread.py
 
 matrix: $(VENV)/.installed  ## try every known pair of MindFormers and MindSpore (4 min a pair; once 2 min to install it)

@@ -22,6 +22,7 @@ from demo_ascend import show_ascend
 
 import mindswap
 from mindswap.report.tables import format_table
+from mindswap.system.heartbeat import heartbeat
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs" / "llama2_7b" / "cpu"
@@ -53,6 +54,7 @@ NUM_PARTS = 1 + 2 + 2 * len(CASES) + 1
 PARTS = itertools.count(1)
 ENVIRON = dict(os.environ)  # MindSpore adds to it when it compiles here, which is nothing for trainings
 STARTED_S = time.monotonic()
+DOING = ["starting"]  # the part that runs
 
 # Columns of the tables; no row is wider than a terminal of 120 columns.
 TRAINED = ["case", "workers", "log lines", "loss", "as swap off (nothing is swapped on CPU)", "graph as asked"]
@@ -202,6 +204,7 @@ def kib(size_bytes: int) -> str:
 
 def say(text: str) -> None:
     """One line of progress: which part begins, of how many, and the seconds so far."""
+    DOING[:] = [text.removesuffix(" ...")]
     print(f"[demo] {next(PARTS)}/{NUM_PARTS} {text} ({time.monotonic() - STARTED_S:.0f} s so far)", flush=True)
 
 
@@ -211,4 +214,5 @@ def print_table(header: list[str], rows: list[list[str]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with heartbeat(lambda: DOING[0], sys.stderr.write):
+        sys.exit(main())

@@ -6,14 +6,14 @@ The module imports neither of them, because it must act before they are imported
 import contextlib
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from mindswap.errors import DataError, MindswapError, system_errors_as
+from mindswap.system import heartbeat
 from mindswap.system.collector import collector_disabled
 from mindswap.system.environment import replaced_environment
 from mindswap.system.scratch import remove_abandoned, scratch_folder
@@ -24,9 +24,6 @@ from mindswap.system.streams import OutputError, drop_output, write_message
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
 # Current activity.
 _activity: ContextVar[list[str]] = ContextVar("activity")
-# If stderr is not a terminal, a long activity is reported after this interval in seconds, then at doubled intervals,
-# unless this environment variable is 0 (for users who compare the content of stderr).
-FIRST_S, PROGRESS = 5.0, "MINDSWAP_PROGRESS"
 # Moves to the start of the line and deletes it.
 CLEAR_LINE = "\r\x1b[K"
 LOG_NAME = "compile.log"
@@ -46,15 +43,6 @@ def report_progress(text: str) -> None:
         write_message(descriptor, f"{CLEAR_LINE}{f'mindswap: {text} ...' if text else ''}")
 
 
-def _repeat(descriptor: int, activity: list[str], is_over: threading.Event) -> None:
-    """Report a long activity periodically."""
-    begin_s, pause_s = time.monotonic(), FIRST_S
-    while not is_over.wait(begin_s + pause_s - time.monotonic()):
-        if activity[0]:
-            write_message(descriptor, f"mindswap: {activity[0]}, {time.monotonic() - begin_s:.0f} s so far\n")
-        pause_s *= 2
-
-
 def _writing_to(stream: TextIO, descriptor: int) -> TextIO:
     """Return the stream if it writes to the descriptor, else a new one; a logger may keep it permanently."""
     with contextlib.suppress(OSError, ValueError):  # the stream has no descriptor
@@ -67,20 +55,18 @@ def _writing_to(stream: TextIO, descriptor: int) -> TextIO:
 def progress_reporting(text: str) -> Iterator[int]:
     """Let `report_progress` write to stderr inside the block, first `text`; yield a descriptor of stderr."""
     descriptor = os.dup(2)
-    token, is_over = _stderr.set(descriptor), threading.Event()
+    token = _stderr.set(descriptor)
     activity = [""]
     of_activity = _activity.set(activity)
-    repeater = threading.Thread(target=_repeat, args=(descriptor, activity, is_over), daemon=True)
-    if not os.isatty(descriptor) and os.environ.get(PROGRESS) != "0":
-        repeater.start()
     report_progress(text)
     try:
-        yield descriptor
+        with contextlib.ExitStack() as stack:
+            if not os.isatty(descriptor):
+                write = partial(write_message, descriptor)
+                stack.enter_context(heartbeat.heartbeat(lambda: activity[0], write))
+            yield descriptor
     finally:
         report_progress("")
-        is_over.set()
-        if repeater.is_alive():
-            repeater.join()
         _activity.reset(of_activity)
         _stderr.reset(token)
         os.close(descriptor)

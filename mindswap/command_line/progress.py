@@ -3,12 +3,15 @@
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from types import FrameType
 from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
+from mindswap.system.heartbeat import heartbeat
 from mindswap.system.streams import printable, write_message
+from mindswap.units import format_count
 
 
 class PhaseLines:
@@ -29,17 +32,24 @@ INTERRUPTED = "\nmindswap: interrupted: the best plan so far comes next; Ctrl-C 
 
 
 class SearchBar:
-    """Counts simulations on a terminal once it takes long; the first Ctrl-C asks the search for its best so far."""
+    """Counts simulations; the first Ctrl-C asks the search for its best so far.
+
+    A search that takes long shows a bar on a terminal, and elsewhere a line now and then.
+    """
 
     def __init__(self) -> None:
         self.begin_s = time.monotonic()
         self.bar: tqdm[NoReturn] | None = None
         self.num_interrupts = 0
+        self.num_simulations = 0
+        self.lines = ExitStack()
 
     def __enter__(self) -> "SearchBar":
         self.handler = signal.getsignal(signal.SIGINT)
         if self.handler != signal.SIG_IGN:  # as nohup and `&` of a script have it
             signal.signal(signal.SIGINT, self._interrupt)
+        if not sys.stderr.isatty():
+            self.lines.enter_context(heartbeat(self._describe, sys.stderr.write))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -47,7 +57,11 @@ class SearchBar:
             signal.signal(signal.SIGINT, self.handler)
         if self.bar is not None:
             self.bar.close()
+        self.lines.close()
         self._end_if_asked()
+
+    def _describe(self) -> str:
+        return f"planning, {format_count(self.num_simulations, 'simulation')}" if self.num_simulations else ""
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.num_interrupts += 1
@@ -72,6 +86,7 @@ class SearchBar:
     def __call__(self) -> None:
         """Count a simulation; raise `Stop` after Ctrl-C."""
         self.raise_if_interrupted()
+        self.num_simulations += 1
         if self.bar is None and time.monotonic() - self.begin_s > PATIENCE_S:
             self.bar = tqdm(desc="planning", unit=" simulations", leave=False, disable=None)
         if self.bar is not None:

@@ -41,7 +41,7 @@ def test_what_another_process_does_is_told_too():
     """Nothing is kept quiet here; after 0.2, 0.4 and 0.8 s, of one that takes 1 s."""
     script = """
 import mindswap.adapters.quiet as q, sys, time
-q.FIRST_S = 0.2
+q.heartbeat.FIRST_S = 0.2
 with q.progress_reporting("verifying"):
     print("heard", file=sys.stderr)
     time.sleep(1)
@@ -73,7 +73,8 @@ assert notebook.getvalue() == "heard\\n"
 
 def test_what_takes_long_is_told_where_stderr_is_no_terminal_too():
     """After 0.2, 0.4 and 0.8 s, of one that takes 1 s."""
-    slow = SCRIPT.replace("with quiet", "import mindswap.adapters.quiet as q, time; q.FIRST_S = 0.2\nwith quiet")
+    first = "import mindswap.adapters.quiet as q, time; q.heartbeat.FIRST_S = 0.2"
+    slow = SCRIPT.replace("with quiet", f"{first}\nwith quiet")
     slow = slow.replace('report_progress("compiling")', 'report_progress("compiling"); time.sleep(1)')
     lines = "mindswap: compiling, 0 s so far\n" * 2 + "mindswap: compiling, 1 s so far\n"
     for progress, expected in (("1", lines), ("0", "")):
