@@ -101,7 +101,6 @@ ROWS: Mapping[str, Relax] = {
     "liveness_points": _stages(liveness_points=()),
     "later_windows_ns": _stages(later_windows_ns=()),
     "idle_ns": _stages(idle_ns=0),
-    "first_pass_extra_ns": _stages(first_pass_extra_ns=0),
     "window_ns": _stages(window_ns=2**60, later_windows_ns=()),
     "unfused_extra_ns": _graphs(unfused_extra_ns=()),
     "implied_recomputes": _graphs(implied_recomputes=()),

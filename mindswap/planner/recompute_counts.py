@@ -6,6 +6,7 @@ recompute the first ones.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mindswap.config.nodes import Document
@@ -19,19 +20,26 @@ from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, Policy
 from mindswap.policy.resolve import has_swaps
 
 
+def swaps_nothing(policy: Policy) -> bool:
+    """Return whether a policy recomputes and does nothing else, switches of recompute aside."""
+    other = policy.select_comm_recompute or policy.select_recompute_exclude or policy.select_comm_recompute_exclude
+    has_recompute = bool(policy.layer_recompute) or bool(policy.select_recompute)
+    return has_recompute and not (has_swaps(policy) or other or policy.output_recompute)
+
+
 def only_recomputes(policy: Policy) -> bool:
     """Return whether counts could express a policy: recompute without swap, and nothing that only acts with swap on."""
     has_flags = any(getattr(policy, name) != default for name, default in RECOMPUTE_FLAGS.items())
-    other = policy.select_comm_recompute or policy.select_recompute_exclude or policy.select_comm_recompute_exclude
-    has_recompute = bool(policy.layer_recompute) or bool(policy.select_recompute)
-    return has_recompute and not (has_swaps(policy) or has_flags or other or policy.output_recompute)
+    return swaps_nothing(policy) and not has_flags
 
 
 def in_first_layers(policy: Policy, document: Document, num_layers: int) -> Policy | None:
     """Return the policy with each entry in the first layers of each stage and chunk, as many as it has there.
 
+    Switches of recompute (`RECOMPUTE_FLAGS`) get their default values: with swap off MindFormers passes no others on.
+
     Args:
-        policy: a policy from `only_recomputes`.
+        policy: a policy of which `swaps_nothing` is true.
         document: configuration with the pipeline.
         num_layers: layers of the model.
 
@@ -45,7 +53,8 @@ def in_first_layers(policy: Policy, document: Document, num_layers: int) -> Poli
     def first(layers: Layers) -> Layers:
         return layers if layers == ALL_LAYERS else Layers(layout.first_layers(_counts(layers, layout)))
 
-    return map_layers(policy, first)
+    flags: dict[str, Any] = dict(RECOMPUTE_FLAGS)
+    return replace(map_layers(policy, first), **flags)
 
 
 def counted_sections(policy: Policy, document: Document, num_layers: int) -> dict[str, dict[str, Any]] | None:

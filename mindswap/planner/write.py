@@ -14,9 +14,11 @@ from mindswap.policy.equivalence import policy_sections
 from mindswap.policy.model import ENTRY_FIELDS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.units import format_bytes, format_time
 
-# Comment of a plan that only recomputes and that counts cannot express: lists of layers need swap. Without `op_swap`
-# MindFormers swaps its default operators.
-NOTHING_IS_SWAPPED = "nothing is swapped: lists of layers in recompute_config need swap: True"
+# Comment of a plan that only recomputes and that counts cannot express. Without `op_swap` MindFormers swaps its default
+# operators.
+NOTHING_IS_SWAPPED = (
+    "nothing is swapped; with swap: False MindFormers takes no lists of layers, or compiles another step than planned"
+)
 # Limit of alternatives in one part of a pattern, for readability.
 MAX_ALTERNATIVES = 4
 

@@ -11,7 +11,7 @@ from mindswap.planner import budget_search, session, stages
 from mindswap.planner.budget_search import ENOUGH_PART
 from mindswap.planner.evaluate import Candidate, evaluate
 from mindswap.planner.linear import UnsolvedError
-from mindswap.planner.lower_bound import relaxation
+from mindswap.planner.lower_bound import layer_relaxation
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import Allow, Objective, Plan, PlanProblem
 from mindswap.planner.solver import column_generation, fast
@@ -118,14 +118,14 @@ def test_more_memory_is_never_slower(name, device):
 @pytest.mark.long
 def test_a_plan_is_made_where_nothing_solves_the_bound(monkeypatch):
     """Then no sentence says what no policy can do."""
-    solve = relaxation.solve_linear
+    solve = layer_relaxation.solve_linear
 
     def give_up(*args, num_integers=0, **options):
         if not num_integers:
             raise UnsolvedError
         return solve(*args, num_integers=num_integers, **options)
 
-    monkeypatch.setattr(relaxation, "solve_linear", give_up)
+    monkeypatch.setattr(layer_relaxation, "solve_linear", give_up)
     monkeypatch.setattr(column_generation, "solve_linear", give_up)
     asked = problem(MODELS["4 layers"], PLENTY)
     peak_bytes = Planner(asked.model).plan(asked).peak_bytes

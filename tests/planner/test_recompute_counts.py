@@ -9,10 +9,10 @@ from mindswap.config.parse import parse_document
 from mindswap.features.plan import StepPlanner, planned_text
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.problem import Allow
-from mindswap.planner.recompute_counts import counted_sections, in_first_layers, only_recomputes
+from mindswap.planner.recompute_counts import counted_sections, in_first_layers, only_recomputes, swaps_nothing
 from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
-from tests.planner.test_checked_plans import recorded_step
+from tests.planner.test_checked_plans import ROOT, recorded_step
 
 MUL = r"feed_forward\.mul"
 # Stage 0 has layers 0, 1 and 4, 5; stage 1 has 2, 3 and 6, 7.
@@ -59,6 +59,13 @@ def test_layers_of_a_stage_become_its_first_ones(text, first, counts):
 def test_keys_of_the_file_stay_with_their_defaults():
     found = counted_sections(recompute(0, 1), document(INTERLEAVED), 8)
     assert found["recompute_config"] == {"recompute": [[2, 0], [0, 0]], "select_recompute_exclude": False}
+
+
+def test_switches_get_the_values_that_act_with_swap_off():
+    """With swap off MindFormers passes none of them on, so a plan with the switches of its file is another step."""
+    switched = replace(recompute(1, 3), mp_comm_recompute=False, recompute_slice_activation=True)
+    assert swaps_nothing(switched) and not only_recomputes(switched)
+    assert in_first_layers(switched, document(STAGES), 8) == recompute(0, 1)
 
 
 def test_layers_that_are_not_the_first_ones_are_no_counts():
@@ -119,3 +126,18 @@ def test_the_written_file_has_the_figures_of_the_plan(tmp_path, name, budget_gib
     read = recorded_step(name, tmp_path / "planned.yaml")
     evaluation = evaluate(replace(plan.problem, model=read.model), read.policy)
     assert (evaluation.step_time_ns, evaluation.peak_bytes) == (plan.step_time_ns, plan.peak_bytes)
+
+
+@pytest.mark.long
+def test_a_plan_that_swaps_nothing_is_counts_whatever_switches_the_file_has(tmp_path):
+    """Most recipes of MindFormers have one: such plans had `swap: True` with an empty `op_swap`."""
+    own = (ROOT / "benchmarks" / "models" / "llama2_7b.yaml").read_text("utf-8")
+    data = yaml.safe_load(own)
+    data["recompute_config"] = {"recompute": True, "mp_comm_recompute": False, "recompute_slice_activation": True}
+    (tmp_path / "switched.yaml").write_text(yaml.safe_dump(data))
+    step = recorded_step("llama2_7b", tmp_path / "switched.yaml")
+    plan = StepPlanner(step, Allow(swap=False)).plan(51 << 30)
+    written = yaml.safe_load(planned_text(step, plan.plan, "planned.yaml"))
+    assert plan.fits and written["swap_config"] == {"swap": False}
+    assert written["recompute_config"]["mp_comm_recompute"] is True
+    assert written["recompute_config"]["recompute_slice_activation"] is False

@@ -17,7 +17,7 @@ from mindswap.planner.layer_plan import plan_layers
 from mindswap.planner.pins import Pin, pinned_policy
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, YOURS, Allow, Compared, Objective, Plan, PlanProblem
-from mindswap.planner.recompute_counts import counted_sections, in_first_layers, only_recomputes
+from mindswap.planner.recompute_counts import counted_sections, in_first_layers, swaps_nothing
 from mindswap.planner.session import PlanSession
 from mindswap.planner.solver.search import Progress
 from mindswap.planner.sweep import bound_curve, sweep_budgets
@@ -142,14 +142,14 @@ class StepPlanner:
         """
         step, model = self.step, self.step.model
         first = None
-        if plan.fits and step.path is not None and only_recomputes(plan.policy):
+        if plan.fits and step.path is not None and swaps_nothing(plan.policy):
             first = in_first_layers(plan.policy, step.document, model.captured.num_layers)
         if first is None or counted_sections(first, step.document, model.captured.num_layers) is None:
             return plan
         tried, limit_ns = plan, plan.step_time_ns * (1000 + COUNTS_PERMILLE) // 1000
         for _ in range(MAX_COUNTED):
             first = in_first_layers(tried.policy, step.document, model.captured.num_layers)
-            evaluation = evaluate(problem, first) if first is not None and only_recomputes(tried.policy) else None
+            evaluation = evaluate(problem, first) if first is not None and swaps_nothing(tried.policy) else None
             if first is None or evaluation is None or evaluation.step_time_ns > limit_ns:
                 break
             if evaluation.fits:

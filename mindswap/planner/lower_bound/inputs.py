@@ -35,11 +35,11 @@ class Stage:
     layers: Mapping[StageLayers, int]  # number of layers of each kind
     window_ns: int  # time from the first operator of the micro-batches in flight to the peak
     work_ns: int  # time of one micro-batch on the compute stream, with exposed communication of its passes
-    # time that the compute stream waits before the first backward for other stages and for all-gathered weights. A
-    # policy shortens it at most by the stores that forward avoids: the longest path through operators and communication
-    # gets shorter only by the operators on it.
+    # time that the compute stream waits before the first backward for other stages and for all-gathered weights, and
+    # additional time of the first forward, for operators that run once in a step. A policy shortens it at most by the
+    # stores that forward avoids: the longest path through operators and communication gets shorter only by the
+    # operators on it.
     idle_ns: int = 0
-    first_pass_extra_ns: int = 0  # additional time of the first forward, for operators that run once in a step
     backward_ns: int = 0  # compute time of backward of one micro-batch; with split sequences, of the shortest piece
     num_chunks: int = 1  # virtual chunks
     is_past_forward: bool = False  # forward of all layers ends before the peak
@@ -238,8 +238,7 @@ def _work_of(
     num_micro_steps = 1 + int(timeline.program.ops.micro_batch.max())
     order = replace(model.layout, num_micro_batches=num_micro_steps // num_sequences).passes(stage)
     warm_up = list(takewhile(lambda entry: entry.work is PassWork.FORWARD, order))
-    first_pass_extra_ns = sum(pass_time.first_pass_extra_ns for pass_time in stage_times.values())
-    idle_ns = int(timeline.op_start_ns[first_backward]) - first_pass_extra_ns
+    idle_ns = int(timeline.op_start_ns[first_backward])
     idle_ns -= sum(
         stage_times[stage, entry.chunk, True, entry.sequence].latencies[COMPUTE].compute_ns for entry in warm_up
     )
@@ -252,7 +251,6 @@ def _work_of(
     return {
         "work_ns": sum(pass_time.latencies[COMPUTE].compute_ns for pass_time in stage_times.values()) // num_sequences,
         "idle_ns": idle_ns,
-        "first_pass_extra_ns": first_pass_extra_ns,
         "backward_ns": min(backward_ns.values()),
     }
 

@@ -51,7 +51,6 @@ class PassTimes:
     # by source: since the compute stream is free, since the communication stream is free, since a tensor is received
     latencies: tuple[PassLatency, ...]
     busy_ns: int  # busy time of the compute stream
-    first_pass_extra_ns: int  # additional time of the first forward pass of the step
     receive: int | None  # this field and the next one are those of `StagePass`
     send: int | None
 
@@ -74,32 +73,22 @@ def pass_times(model: StepModel) -> dict[PassKey, PassTimes]:
     model_segments = ModelSegments(model.blocks_with_free_gathers(), send_ns)
     for stage, chunks in enumerate(layout.chunks):
         for chunk, segments in enumerate(chunks):
-            first = model_segments.make_pass(segments, True, None)
             for is_forward in (True, False):
                 stage_pass = model_segments.make_pass(segments, is_forward, {})
                 for piece in range(layout.num_sequences):
-                    times[stage, chunk, is_forward, piece] = _times(stage_pass, piece, first if is_forward else None)
+                    times[stage, chunk, is_forward, piece] = _times(stage_pass, piece)
     return times
 
 
-def _times(stage_pass: StagePass, piece: int, first: StagePass | None) -> PassTimes:
-    """Return the times of a pass.
-
-    Args:
-        stage_pass: the pass.
-        piece: sequence piece.
-        first: first forward pass of the step; None for backward.
-    """
+def _times(stage_pass: StagePass, piece: int) -> PassTimes:
+    """Return the times of a pass for a sequence piece."""
     latencies = (
         _latency(stage_pass, piece, COMPUTE),
         _latency(stage_pass, piece, NETWORK),
         _latency(stage_pass, piece, RECEIVED),
     )
-    first_pass_extra_ns = 0
-    if first is not None and first.per_step_operators and piece == 0:
-        first_pass_extra_ns = _latency(first, piece, COMPUTE).compute_ns - latencies[COMPUTE].compute_ns
     busy_ns = int(_durations_ns(stage_pass, piece)[stage_pass.ops.kind < OpKind.COLLECTIVE].sum())
-    return PassTimes(latencies, busy_ns, first_pass_extra_ns, stage_pass.receive, stage_pass.send)
+    return PassTimes(latencies, busy_ns, stage_pass.receive, stage_pass.send)
 
 
 def _durations_ns(stage_pass: StagePass, piece: int) -> np.ndarray:

@@ -17,7 +17,8 @@ from mindswap.graph.analysis.saved_tensors import Label
 from mindswap.graph.model import Node
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.planner.lower_bound.inputs import BoundInputs
-from mindswap.planner.lower_bound.tensor_graph import TensorGraph, closure, storages
+from mindswap.planner.lower_bound.tensor_graph import TensorGraph
+from mindswap.planner.lower_bound.tensor_reads import closure, storages
 from mindswap.planner.problem import Allow
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, Treatment, resolve_layer

@@ -8,15 +8,7 @@ constraints that remain, so the optimum is a lower bound of the simulated step t
   other points of high memory (`liveness_points`), given what every policy holds there or has gathered ahead;
 - link: bytes offloaded before the peak were copied after forward of these micro-batches began, and all copies of the
   step take place within the step;
-- names: operators that share one are recomputed together;
-- pins: what the user has decided is decided (`pinned_layers`);
-- functions (operators without a name) are recomputed only with their whole cell, or one around it. No policy
-  considered here excludes parts of a cell;
-- boundary tensors of the previous layer stay for recomputed operators that read them, and so do tensors read through
-  an unnamed view, except if its whole cell is recomputed;
-- recomputed operators read tensors that are kept, prefetched or recomputed as well. Their time is hidden while the
-  compute stream waits for communication, but only if backward or another recomputed operator reads their outputs;
-- recomputed communication delays the compute stream, except for recomputed operators that overlap it;
+- layers: those of `layer_relaxation`;
 - compute: each stage does its work, its recompute, and the waits that exist without any policy. The first backward
   begins no earlier than without copies, less the stores that forward may avoid;
 - copies of weights for backward are avoided where all operators that read them are recomputed (`weight_copies`);
@@ -32,19 +24,14 @@ Source:
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from mindswap.planner.linear import METHODS, Solution, UnsolvedError, solve_linear
+from mindswap.planner.linear import UnsolvedError
 from mindswap.planner.lower_bound.inputs import BoundInputs
+from mindswap.planner.lower_bound.layer_relaxation import Constraint, LayerRelaxation, LinearProgram
 from mindswap.planner.lower_bound.pass_chains import Chain
-from mindswap.planner.lower_bound.tensor_graph import CommunicationGap, RecomputedCell, TensorGraph, closure
 from mindswap.planner.problem import Allow
-
-# A linear expression: variable -> factor.
-Constraint = dict[int, float]
 
 
 def min_step_ns(bound_inputs: BoundInputs, budget_bytes: int, host_bytes: int, allow: Allow) -> int | None:
@@ -59,7 +46,7 @@ def min_step_ns(bound_inputs: BoundInputs, budget_bytes: int, host_bytes: int, a
     Returns:
         Lower bound of the simulated time in ns; None if no policy fits.
     """
-    program, min_ns = _LinearProgram(), 0  # 0 is a valid bound if no method solves the program
+    program, min_ns = LinearProgram(), 0  # 0 is a valid bound if no method solves the program
     times = _add_step(program, bound_inputs, program.add_variable(budget_bytes), host_bytes, allow)
     with contextlib.suppress(UnsolvedError):
         while True:
@@ -87,7 +74,7 @@ def least_budget_bytes(bound_inputs: BoundInputs, host_bytes: int, allow: Allow,
         allow: as in `min_step_ns`.
         step_ns: limit of the step time, at least that of keeping everything.
     """
-    program = _LinearProgram()
+    program = LinearProgram()
     budget_bytes = program.add_variable()
     times = _add_step(program, bound_inputs, budget_bytes, host_bytes, allow)
     program.variable_upper[times.step_ns] = step_ns
@@ -95,38 +82,6 @@ def least_budget_bytes(bound_inputs: BoundInputs, host_bytes: int, allow: Allow,
         if solution := program.solve(budget_bytes):
             return _floor_to_int(solution.cost)
     return 0  # without a limit to the budget everything can be kept
-
-
-class _LinearProgram:
-    """A linear program: variables from 0 to an upper bound, and upper limits of linear expressions."""
-
-    def __init__(self) -> None:
-        self.variable_upper: list[float] = []
-        self.constraints: list[Mapping[int, float]] = []
-        self.limits: list[float] = []
-
-    def add_variable(self, variable_upper: float = np.inf) -> int:
-        self.variable_upper.append(variable_upper)
-        return len(self.variable_upper) - 1
-
-    def add_constraint(self, constraint: Mapping[int, float], limit: float = 0) -> None:
-        self.constraints.append(constraint)
-        self.limits.append(limit)
-
-    def solve(self, target: int) -> Solution | None:
-        """Minimize a variable; return None if the program is infeasible.
-
-        Raises:
-            UnsolvedError: if no method solves the program, which happens once in thousands.
-        """
-        cost = np.zeros(len(self.variable_upper))
-        cost[target] = 1
-        for method in METHODS:
-            with contextlib.suppress(UnsolvedError):
-                return solve_linear(
-                    cost, self.constraints, self.limits, variable_upper=self.variable_upper, solver=method
-                )
-        raise UnsolvedError
 
 
 def _floor_to_int(cost: float) -> int:
@@ -144,7 +99,7 @@ class _StepVariables:
 
 
 def _add_step(
-    program: _LinearProgram, bound_inputs: BoundInputs, budget_bytes: int, host_bytes: int, allow: Allow
+    program: LinearProgram, bound_inputs: BoundInputs, budget_bytes: int, host_bytes: int, allow: Allow
 ) -> _StepVariables:
     """Add the constraints of the whole step; the budget is a variable."""
     step_ns, recompute_ns = program.add_variable(), [program.add_variable() for _ in bound_inputs.stages]
@@ -175,7 +130,7 @@ def _chain_constraint(bound_inputs: BoundInputs, chain: Chain, times: _StepVaria
     return constraint, -chain.length_ns - bound_inputs.step_overhead_ns
 
 
-def _add_hidden(program: _LinearProgram, bound_inputs: BoundInputs, recompute_ns: Sequence[int]) -> int:
+def _add_hidden(program: LinearProgram, bound_inputs: BoundInputs, recompute_ns: Sequence[int]) -> int:
     """Add the variable of gradient communication hidden behind recompute on some stages."""
     hidden_ns = program.add_variable(bound_inputs.gradients_ns)
     program.add_constraint({hidden_ns: 1, **dict.fromkeys(recompute_ns, -bound_inputs.num_gradient_reductions)})
@@ -202,7 +157,7 @@ class _StageSums:
     kept_bytes_at: list[Constraint] = field(default_factory=list)
 
 
-def _add_stage(program: _LinearProgram, bound_inputs: BoundInputs, position: int, allow: Allow) -> _StageSums:
+def _add_stage(program: LinearProgram, bound_inputs: BoundInputs, position: int, allow: Allow) -> _StageSums:
     """Add the variables and constraints of the layers of a stage; return its sums."""
     stage, transfers = bound_inputs.stages[position], bound_inputs.transfers
     # Both directions together reach at most twice the contended bandwidth.
@@ -210,7 +165,7 @@ def _add_stage(program: _LinearProgram, bound_inputs: BoundInputs, position: int
     sums = _StageSums(kept_bytes_at=[{} for _ in stage.liveness_points])
     for layers, num_layers in stage.layers.items():
         tensor_graph = bound_inputs.tensor_graphs[layers.kind]
-        layer = _Layer(program, tensor_graph, allow)
+        layer = LayerRelaxation(program, tensor_graph, allow)
         num_in_flight_copies = num_layers * layers.in_flight
         num_copied = num_layers * bound_inputs.num_micro_batches
         sums.saved_bytes += num_in_flight_copies * tensor_graph.saved_bytes
@@ -237,7 +192,7 @@ def _add_stage(program: _LinearProgram, bound_inputs: BoundInputs, position: int
 
 
 def _add_waits(
-    program: _LinearProgram, bound_inputs: BoundInputs, position: int, out_before_peak_ns: Constraint
+    program: LinearProgram, bound_inputs: BoundInputs, position: int, out_before_peak_ns: Constraint
 ) -> Constraint:
     """Add variables of the waits for offloads before the peak of each micro-batch; return them with their number.
 
@@ -257,7 +212,7 @@ def _add_waits(
 
 
 def _add_time(
-    program: _LinearProgram,
+    program: LinearProgram,
     bound_inputs: BoundInputs,
     position: int,
     step_ns: int,
@@ -287,7 +242,6 @@ def _add_time(
     )
     fixed_ns = (
         max(0, stage.idle_ns - saved_forward_ns)
-        + stage.first_pass_extra_ns
         + bound_inputs.num_micro_batches * stage.work_ns
         + bound_inputs.step_overhead_ns
     )
@@ -295,159 +249,3 @@ def _add_time(
         constraint |= {recompute_ns[other_stage]: 1 for other_stage in earlier}
         fixed_ns += sum(bound_inputs.stages[other_stage].backward_ns for other_stage in earlier)
     program.add_constraint(constraint, -fixed_ns)
-
-
-class _Layer:
-    """Variables of a layer: the fractions of each tensor that are kept or swapped, and the recompute time.
-
-    A swapped tensor may be offloaded late, so that it is still on the device at the peak.
-    """
-
-    def __init__(self, program: _LinearProgram, tensor_graph: TensorGraph, allow: Allow):
-        # size; variables: kept, offloaded before the peak, offloaded later
-        self.tensors: list[tuple[int, int, int, int]] = []
-        for tensor, size in enumerate(tensor_graph.sizes_bytes):
-            can_swap = int(allow.swap and tensor not in tensor_graph.gathered | tensor_graph.unswappable_tensors)
-            self.tensors.append(
-                (size, program.add_variable(1), program.add_variable(can_swap), program.add_variable(can_swap))
-            )
-        self.recompute_ns = program.add_variable()
-        recompute_share = [
-            program.add_variable(int(allow.recompute and op not in tensor_graph.never_recomputed))
-            for op in range(len(tensor_graph.recompute_ns))
-        ]
-        # Variables of avoided copies of weights -> duration.
-        self.avoided_ns = {recompute_share[op]: copy_ns for op, copy_ns in tensor_graph.weight_copies.items()}
-
-        def available(tensor: int, is_recomputed: bool = False) -> Constraint:
-            """Return minus the available fraction of a tensor, for backward or for recomputed operators."""
-            may_move = not (is_recomputed and tensor in tensor_graph.tuple_members)
-            constraint: Constraint = dict.fromkeys(
-                self.tensors[tensor][1:] if may_move else self.tensors[tensor][1:2], -1
-            )
-            return (
-                constraint
-                if tensor in tensor_graph.outputs
-                else constraint | {recompute_share[tensor_graph.producers[tensor]]: -1}
-            )
-
-        for tensor in tensor_graph.saved:
-            program.add_constraint(available(tensor), -1)
-        for op in tensor_graph.always_recomputed:
-            program.add_constraint({recompute_share[op]: -1}, -1)
-        for tensor in tensor_graph.always_swapped:
-            program.add_constraint(dict.fromkeys(self.tensors[tensor][2:], -1), -1)
-        with_cells = [
-            (cell, self._add_cell(program, tensor_graph, cell, recompute_share))
-            for cell in tensor_graph.recomputed_cells
-        ]
-        for op, other in tensor_graph.implied_recomputes:
-            program.add_constraint({recompute_share[op]: 1, recompute_share[other]: -1})
-        for op, tensor in tensor_graph.reads:
-            program.add_constraint({**available(tensor, is_recomputed=True), recompute_share[op]: 1})
-        compute: Constraint = {recompute_share[op]: ns for op, ns in enumerate(tensor_graph.recompute_ns) if ns}
-        unfused = {op: program.add_variable() for op, ns in enumerate(tensor_graph.unfused_extra_ns) if ns}
-        for op, tensor in tensor_graph.reads:
-            producer = tensor_graph.producers[tensor]
-            if producer in unfused:
-                program.add_constraint({recompute_share[producer]: 1, recompute_share[op]: 1, unfused[producer]: -1}, 1)
-        compute |= {variable: tensor_graph.unfused_extra_ns[op] for op, variable in unfused.items()}
-        # Recompute time, less the part hidden while the compute stream waits.
-        hideable_ns = {op: max(ns, 0) for op, ns in enumerate(tensor_graph.recompute_ns) if ns > 0 or op in unfused}
-
-        def add_hidden_time(in_gap: Mapping[int, int], groups: Iterable[tuple[int, Set[int]]], idle_ns: int) -> None:
-            """Add hidden time for recomputed operators in a gap; `in_gap` has their fractions as variables.
-
-            `groups` are pairs of a variable and operators: it limits the fraction of these that runs in the gap.
-            """
-            hidden = {op: program.add_variable() for op in in_gap if op in hideable_ns}
-            for op, hidden_ns in hidden.items():
-                constraint: Constraint = {hidden_ns: 1, in_gap[op]: -hideable_ns[op]}
-                program.add_constraint(
-                    constraint | ({unfused[op]: -tensor_graph.unfused_extra_ns[op]} if op in unfused else {})
-                )
-            for is_there, ops in groups:
-                if own := [hidden[op] for op in ops if op in hidden]:
-                    program.add_constraint({**dict.fromkeys(own, 1), is_there: -idle_ns})
-            compute.update(dict.fromkeys(hidden.values(), -1))
-
-        for gap in tensor_graph.gaps:
-            in_gap, any_in_gap = self._add_gap(program, tensor_graph, gap, recompute_share)
-            for cell, with_cell in with_cells:
-                for op in cell.recomputed_before(gap.read_before, tensor_graph).intersection(in_gap, with_cell):
-                    program.add_constraint({in_gap[op]: 1, with_cell[op]: 1, recompute_share[op]: -1})
-            only_for = [(in_gap[op], ops) for op, ops in gap.only_for(tensor_graph).items()]
-            add_hidden_time(in_gap, [(any_in_gap, in_gap.keys()), *only_for], gap.idle_ns)
-        communication: Constraint = {
-            recompute_share[op]: ns for op, ns in enumerate(tensor_graph.communication_ns) if ns
-        }
-        program.add_constraint({**communication, self.recompute_ns: -1})
-        for op, ns in enumerate(tensor_graph.communication_ns):
-            if ns:
-                overlapping_ops = {other: recompute_share[other] for other in tensor_graph.overlapping_ops.get(op, ())}
-                each = ((variable, {other}) for other, variable in overlapping_ops.items())
-                add_hidden_time(overlapping_ops, [(recompute_share[op], overlapping_ops.keys()), *each], ns)
-                compute[recompute_share[op]] = compute.get(recompute_share[op], 0) + ns
-        program.add_constraint({**compute, self.recompute_ns: -1})
-
-    def _add_cell(
-        self, program: _LinearProgram, tensor_graph: TensorGraph, cell: RecomputedCell, recompute_share: Sequence[int]
-    ) -> dict[int, int]:
-        """Add a recomputed cell; return, by operator, the variable of the fraction recomputed with the cell."""
-        is_recomputed = program.add_variable(1)
-        with_cell = {op: program.add_variable(1) for op in cell.ops}
-        for op, part in with_cell.items():
-            program.add_constraint({part: 1, recompute_share[op]: -1})
-            program.add_constraint({part: 1, is_recomputed: -1})
-        for op in cell.functions:
-            program.add_constraint({recompute_share[op]: 1, with_cell.get(op, is_recomputed): -1})
-        for tensor in cell.tensors:
-            program.add_constraint(dict.fromkeys((*self.tensors[tensor][1:], is_recomputed), 1), 1)
-            if tensor in tensor_graph.saved:
-                program.add_constraint({is_recomputed: 1, with_cell[tensor_graph.producers[tensor]]: -1})
-        for op, tensor in cell.views:
-            program.add_constraint({recompute_share[op]: 1, self.tensors[tensor][1]: -1, is_recomputed: -1})
-        for op, tensor in tensor_graph.reads:
-            if op in with_cell and tensor in cell.tensors:
-                program.add_constraint({with_cell[op]: 1, with_cell[tensor_graph.producers[tensor]]: -1})
-        return with_cell
-
-    def _add_gap(
-        self, program: _LinearProgram, tensor_graph: TensorGraph, gap: CommunicationGap, recompute_share: Sequence[int]
-    ) -> tuple[dict[int, int], int]:
-        """Add a gap; return the fraction of each operator that is recomputed in it, and of any operator, as variables.
-
-        A tensor that is read before the gap is kept, swapped, or recomputed before it, too. Operators are recomputed in
-        the gap only if backward itself reads one of their outputs there.
-        """
-        in_gap, any_in_gap = {op: program.add_variable(1) for op in gap.ops}, program.add_variable(1)
-        program.add_constraint({any_in_gap: 1, **dict.fromkeys((in_gap[op] for op in gap.first_read_ops), -1)})
-        inputs = tensor_graph.inputs
-        recomputed_before = {
-            op: program.add_variable(1) for op in closure((tensor_graph.producers[t] for t in gap.read_before), inputs)
-        }
-        for tensor in gap.read_before:
-            program.add_constraint(
-                dict.fromkeys((recomputed_before[tensor_graph.producers[tensor]], *self.tensors[tensor][1:]), -1), -1
-            )
-        readers: dict[int, list[int]] = {}
-        for op, tensor in tensor_graph.reads:
-            producer = tensor_graph.producers[tensor]
-            readers.setdefault(producer, []).append(op)
-            if op in recomputed_before:
-                program.add_constraint(
-                    {
-                        recomputed_before[op]: 1,
-                        **dict.fromkeys((recomputed_before[producer], *self.tensors[tensor][1:]), -1),
-                    }
-                )
-        for op, part in in_gap.items():
-            program.add_constraint(
-                {part: 1, recompute_share[op]: -1} | ({recomputed_before[op]: 1} if op in recomputed_before else {})
-            )
-            program.add_constraint({part: 1, any_in_gap: -1})
-            if op not in gap.first_read_ops:
-                program.add_constraint(
-                    {part: 1, **{in_gap[reader]: -1 for reader in readers.get(op, ()) if reader in in_gap}}
-                )
-        return in_gap, any_in_gap

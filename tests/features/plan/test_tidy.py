@@ -114,7 +114,7 @@ def test_warnings_of_the_policy_of_the_file_count(planner):
 def test_a_plan_that_only_recomputes_says_why_swap_is_on(planner):
     _, plan = plan_of(planner, layer_recompute=Layers(0, 3))
     text = planned_text(planner.step, plan, "planned.yaml")
-    assert "nothing is swapped: lists of layers in recompute_config need swap: True" in text
+    assert "nothing is swapped; with swap: False MindFormers takes no lists of layers" in text
     _, plan = plan_of(planner, op_swap=(HEAVY,))
     assert "nothing is swapped" not in planned_text(planner.step, plan, "planned.yaml")
 

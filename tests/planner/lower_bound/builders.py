@@ -8,10 +8,8 @@ from mindswap.graph.model import Node
 from mindswap.graph.passes.fusion import readers_of_saved
 from mindswap.planner.lower_bound import BoundInputs, min_step_ns
 from mindswap.planner.lower_bound.inputs import Stage, StageLayers
-from mindswap.planner.lower_bound.tensor_graph import (
-    TensorGraph,
-    fusion_saving_ns,
-)
+from mindswap.planner.lower_bound.recompute_times import fusion_saving_ns
+from mindswap.planner.lower_bound.tensor_graph import TensorGraph
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.step_model import StepModel

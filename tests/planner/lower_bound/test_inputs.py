@@ -35,7 +35,7 @@ def test_the_facts_of_one_stage():
     first, second = StageLayers(0, 1, 0, num_waiting=1), StageLayers(1, 1, 1)
     assert stage.layers == {first: 1, second: 1}
     assert (stage.peak_bytes, model.static[0].total_bytes) == (8 * MB, 0)
-    assert (stage.window_ns, stage.idle_ns, stage.first_pass_extra_ns, stage.work_ns) == (21_000, 0, 0, 23_000 + 24_000)
+    assert (stage.window_ns, stage.idle_ns, stage.work_ns) == (21_000, 0, 23_000 + 24_000)
     assert [(each.fixed_bytes, each.waiting, each.is_past_forward) for each in stage.liveness_points] == [
         (3 * MB, {first: 1, second: 0}, True),
         (1 * MB, {first: 1, second: 1}, True),
@@ -88,7 +88,7 @@ def test_what_micro_batches_share_is_no_work_of_one_of_them():
     for shares_casts in (False, True):
         own = StepModel(captured, CostTable(GENERIC), replace(model.settings, shares_casts=shares_casts))
         (stage,) = collect_bound_inputs(own, own.simulate(Policy())).stages
-        found.append((stage.work_ns, stage.first_pass_extra_ns))
+        found.append((stage.work_ns, stage.idle_ns))
     assert found == [(47_000 - 500 + 1500, 0), (47_000 - 500, 1500)]
 
 

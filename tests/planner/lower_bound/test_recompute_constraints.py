@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 
 from mindswap.planner.lower_bound import BoundInputs, least_budget_bytes
+from mindswap.planner.lower_bound.communication_gaps import CommunicationGap
 from mindswap.planner.lower_bound.inputs import StageLayers
-from mindswap.planner.lower_bound.tensor_graph import (
-    CommunicationGap,
-    RecomputedCell,
-    TensorGraph,
-)
+from mindswap.planner.lower_bound.recomputed_cells import RecomputedCell
+from mindswap.planner.lower_bound.tensor_graph import TensorGraph
 from mindswap.planner.problem import Allow
 from tests.planner.lower_bound.builders import (
     FLOW,
@@ -146,11 +144,10 @@ def test_what_runs_again_with_a_cell_stands_before_what_backward_has_read_of_it(
     known = replace(cell, of_weights=frozenset({2}))
     strict = TensorGraph(**{**vars(tensor_graph), "recomputed_cells": (known,)})
     assert bound(bound_inputs(strict), 170, Allow(swap=False)) == 1000 + 34
-    assert (known.recomputed_before(frozenset({1}), strict), known.recomputed_before(frozenset({0, 2}), strict)) == (
-        every,
-        {0},
-    )
-    assert cell.recomputed_before(frozenset({1}), loose) == {0, 1}
+    of_graph = strict.producers, strict.reads
+    assert known.recomputed_before(frozenset({1}), *of_graph) == every
+    assert known.recomputed_before(frozenset({0, 2}), *of_graph) == {0}
+    assert cell.recomputed_before(frozenset({1}), *of_graph) == {0, 1}
 
 
 def test_what_hides_beside_communication_hides_where_it_runs_again():

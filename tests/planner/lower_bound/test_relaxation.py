@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.planner.linear import UnsolvedError
-from mindswap.planner.lower_bound import BoundInputs, least_budget_bytes, relaxation
+from mindswap.planner.lower_bound import BoundInputs, layer_relaxation, least_budget_bytes
 from mindswap.planner.lower_bound.inputs import Stage, StageLayers
 from mindswap.planner.lower_bound.tensor_graph import (
     TensorGraph,
@@ -17,21 +17,21 @@ from tests.planner.lower_bound.builders import FLOW, PLENTY, bound, bound_inputs
 
 def test_what_fits_takes_its_time():
     assert bound(bound_inputs(), 300) == 1000
-    once = replace(bound_inputs().stages[0], first_pass_extra_ns=40, idle_ns=3)
+    once = replace(bound_inputs().stages[0], idle_ns=43)
     assert bound(BoundInputs((FLOW,), (once,), bound_inputs().transfers), 300) == 1043
 
 
 @pytest.mark.parametrize(("solved_by", "expected_ns"), [("choose", 1010), ("ipm", 1010), (None, 0)])
 def test_a_programme_that_a_method_of_highs_gives_up_on_goes_to_the_next(monkeypatch, solved_by, expected_ns):
     """HiGHS answers "Unknown" to one of ten thousand; where nothing solves it, 0 is below any time."""
-    solve = relaxation.solve_linear
+    solve = layer_relaxation.solve_linear
 
     def give_up(*args, solver, **options):
         if solver != solved_by:
             raise UnsolvedError
         return solve(*args, solver=solver, **options)
 
-    monkeypatch.setattr(relaxation, "solve_linear", give_up)
+    monkeypatch.setattr(layer_relaxation, "solve_linear", give_up)
     assert bound(bound_inputs(), 200, Allow(swap=False)) == expected_ns
 
 

@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-from mindswap.planner.lower_bound.tensor_graph import (
-    CommunicationGap,
-    TensorGraph,
-)
+from mindswap.planner.lower_bound.communication_gaps import CommunicationGap
+from mindswap.planner.lower_bound.tensor_graph import TensorGraph
 from mindswap.planner.problem import Allow
 from tests.planner.lower_bound.builders import (
     FLOW,
@@ -55,7 +53,7 @@ def test_what_stands_in_a_window_for_a_copy_alone_stands_there_where_that_does()
     window = CommunicationGap(10, (1, 2), frozenset({2}))
     tensor_graph = TensorGraph((1, 50, 0), (0, 1, 2), frozenset({1, 2}), frozenset(), ((2, 1),), (0, 20, 0), (0, 0, 0))
     tensor_graph = TensorGraph(**{**vars(tensor_graph), "unswappable_tensors": frozenset({0, 1, 2}), "gaps": (window,)})
-    assert window.only_for(tensor_graph) == {1: {1}, 2: {1, 2}}
+    assert window.only_for(tensor_graph.producers, tensor_graph.reads) == {1: {1}, 2: {1, 2}}
     assert bound(bound_inputs(tensor_graph), 50, Allow(swap=False)) == 1000 + 2 * (20 - 10) // 2
 
 
