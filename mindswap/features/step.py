@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from mindswap.config.source import load_document
 from mindswap.config.step_settings import COMPUTE_DTYPE_PATH, DEFAULT_OPTIMIZER, StepSettings, read_step_settings
 from mindswap.errors import CostError, SimulationError, require
 from mindswap.features.simulate import LoadedStep
+from mindswap.features.step_2x import is_2x, load_step_2x, step_of_trace
 from mindswap.files import file_name
 from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.model import Graph
@@ -77,8 +78,11 @@ def load_step(
     memory: str | int | None = None,
     expert_skew: str | None = None,
     captured: CapturedStep | None = None,
+    trace: str | None = None,
 ) -> Step:
     """Load the step of a configuration: capture its network, without the policy.
+
+    A step of MindFormers 2.x is recorded in the dry run of its trainer, or taken from the cache.
 
     Args:
         config: path of a MindFormers YAML file or of a step that `mindswap trace` recorded (.json); or a document.
@@ -88,10 +92,12 @@ def load_step(
         memory: usable memory of each card, `"54GiB"` or bytes; the same as `overrides={"memory": ...}`.
         expert_skew: tokens received per token sent by the busiest expert parallel rank; default `"1"`.
         captured: capture of a configuration with the same network; None captures this one.
+        trace: for a configuration of MindFormers 2.x, a step of it that `mindswap trace` recorded.
 
     Raises:
-        PolicyError: the configuration has errors.
+        PolicyError: the configuration has errors, or this Python has no MindFormers 2.x to record its step.
         GraphError: the network cannot be built or compiled.
+        LaunchError: the dry run that records a step of MindFormers 2.x failed.
         CostError: the device is unknown.
     """
     document = config if isinstance(config, Document) else None
@@ -99,13 +105,17 @@ def load_step(
     recorded = None
     if document is None:
         recorded, document = read_trace(config) if is_trace_path(config) else (None, load_document(config))
+    overrides = {**(overrides or {}), **_memory_override(memory)}
+    if is_2x(document):
+        return Step(**fields_of(load_step_2x(document, trace, _text_or_none(device), overrides, use_cache)))
+    if recorded is not None and recorded.memory is not None:
+        return Step(**fields_of(step_of_trace(recorded, document, _text_or_none(device), overrides)))
     checked = check_document(document)
     if recorded is None and not checked.errors:
         require_compilable(document)
     policy = policy_of(document, checked)
     if checked.num_layers is None:
         raise AssertionError("a checked file without a number of layers")
-    overrides = {**(overrides or {}), **_memory_override(memory)}
     costs = find_costs([document], device, overrides)
     settings = settings_of(document)
     require_dtype(costs.device, settings.compute_dtype, document)
@@ -116,6 +126,15 @@ def load_step(
         captured = capture_config(config, document, settings, checked.num_layers, skew, use_cache)
     nameable_trees = checked.trees.layers if checked.trees is not None else None
     return Step(document, policy, StepModel(captured, costs, settings), nameable_trees, Path(config))
+
+
+def fields_of(step: LoadedStep) -> dict[str, Any]:
+    """Return the fields of a loaded step by name."""
+    return {field.name: getattr(step, field.name) for field in fields(step)}
+
+
+def _text_or_none(device: str | os.PathLike[str] | None) -> str | None:
+    return None if device is None else str(device)
 
 
 def settings_of(document: Document) -> StepSettings:

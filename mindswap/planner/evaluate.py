@@ -12,6 +12,7 @@ from mindswap.simulator.program import OpKind
 from mindswap.simulator.step_model import SimulatedStep, StepModel
 from mindswap.simulator.summary import host_bytes_per_node, peak_host_bytes
 from mindswap.simulator.timeline import Timeline
+from mindswap.simulator.traced_step import TracedStepModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +112,10 @@ def evaluate_short(problem: PlanProblem, policy: Policy, short_models: Sequence[
 def _extrapolate(problem: PlanProblem, policy: Policy, short_models: Sequence[StepModel]) -> tuple[Evaluation, bool]:
     """Return `evaluate_short`, and whether one more micro-batch takes as long as a round of the slowest stage."""
     steps = [model.simulate(policy) for model in short_models]
-    counts = [model.layout.num_micro_batches for model in short_models]
     evaluation = _evaluate(problem, steps[-1])
     if len(steps) == 1:
         return evaluation, True
+    counts = [model.layout.num_micro_batches for model in short_models]
     (step_ns, passes_ns), (short_ns, short_passes_ns) = (
         (step.step_time_ns, step.timeline.step_time_ns) for step in reversed(steps)
     )
@@ -160,6 +161,8 @@ def short_model(model: StepModel, max_operators: int = 0, factor: int = 1) -> tu
     Returns:
         Two models with different numbers of micro-batches; the model alone if it has no more than these.
     """
+    if isinstance(model, TracedStepModel):
+        return (model,)
     layout = model.layout
     num_chunks = max(len(chunks) for chunks in layout.chunks)
     # Interleaved schedules process micro-batches in groups as large as the number of stages.

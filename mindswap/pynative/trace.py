@@ -12,6 +12,7 @@ from typing import Any
 
 from mindswap.errors import DataError
 from mindswap.policy.cell_tree import CellNode
+from mindswap.pynative.step_memory import StepMemory, step_memory_from_data
 
 HELD = "held"  # protection of a storage that other code still references at the end of forward
 
@@ -135,6 +136,7 @@ class RecordedStep:
     config: str  # configuration as YAML
     versions: dict[str, str] = field(default_factory=dict)  # versions of the recording software
     notes: tuple[str, ...] = ()  # differences between this step and a step of the training
+    memory: StepMemory | None = None  # device memory of a whole step, of a dry run on Ascend; None for a CPU
 
 
 def is_trace(data: object) -> bool:
@@ -157,6 +159,7 @@ def dump_trace(step: RecordedStep) -> str:
         "events": [[event.kind.value, event.index, event.num_operators] for event in step.trace.events],
         "layers": [_tree(layer) for layer in step.layers],
         "config": step.config,
+        **({"memory": step.memory.to_data()} if step.memory is not None else {}),
     }
     return json.dumps(data, separators=(",", ":"), default=str) + "\n"
 
@@ -195,7 +198,8 @@ def load_trace(text: str, file: str) -> RecordedStep:
         layers = tuple(_layer(tree) for tree in data["layers"])
         if trace.num_layers != len(layers):
             raise ValueError(f"num_layers is {trace.num_layers!r:.60}, and there are {len(layers)} layers")
-        return RecordedStep(trace, layers, data["config"], dict(data["versions"]), tuple(data["notes"]))
+        memory = step_memory_from_data(data["memory"]) if "memory" in data else None
+        return RecordedStep(trace, layers, data["config"], dict(data["versions"]), tuple(data["notes"]), memory)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: the trace is damaged: {error!r}") from error
 

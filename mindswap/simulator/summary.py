@@ -125,7 +125,8 @@ def _peak_parts(program: Program, memory: MemoryProfile, static: StaticMemory) -
     live = program.intervals.rows(memory.holders)
     for part in MemoryPart:
         parts[part] += int(live.size_bytes[live.part == part].sum())
-    if parts[MemoryPart.OPTIMIZER_TEMPORARIES]:  # one interval, which replaces memory of other parts
+    if parts[MemoryPart.OPTIMIZER_TEMPORARIES] and program.closing_parts:
+        # One interval, which replaces memory of other parts.
         parts[MemoryPart.OPTIMIZER_TEMPORARIES] = 0
         for part, size_bytes in program.closing_parts[memory.stage].items():
             parts[part] += size_bytes

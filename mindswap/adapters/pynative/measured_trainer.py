@@ -75,6 +75,7 @@ class MeasuredTrainer(Trainer):
         with replaced(transformer_config, os=SimpleNamespace(environ={})):
             model = super()._create_model(model, model_config)
         config, gpt_model = self.config, _find_gpt_model(model)
+        names = [(weight, weight.name) for weight in model.get_parameters()]
         apply_ac(
             gpt_model.decoder,
             config.recompute,
@@ -83,6 +84,9 @@ class MeasuredTrainer(Trainer):
             config.parallelism.pipeline_parallel,
             mtp_block=getattr(gpt_model, "mtp", None),
         )
+        # The stand-in wraps a cell in place; assigning it to its parent gives equal names to weights of all layers.
+        for weight, name in names:
+            weight.name = name
         for layer in layers_of(model):
             self._measure_in_first_step(layer)
         return model

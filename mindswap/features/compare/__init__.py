@@ -10,9 +10,12 @@ from mindswap.errors import SimulationError
 from mindswap.features.simulate import Run, outside_line
 from mindswap.features.step import Step, load_step
 from mindswap.files import unique_labels
-from mindswap.policy.coverage import BASELINES, baseline_policy
+from mindswap.policy.coverage import BASELINES, KEEP_ALL, baseline_policy
+from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, Policy
 from mindswap.report.tables import attributes, format_table
 from mindswap.simulator.stage_weights import describe_training
+from mindswap.simulator.step_model import StepModel
+from mindswap.simulator.traced_step import TracedStepModel
 from mindswap.units import format_bytes, format_difference, format_time
 
 # Property that identifies a model -> its paths below `model:`, in legacy and newer configurations.
@@ -92,7 +95,7 @@ def compare_configs(
     documents: list[tuple[str, Document]] = []
     for name in names:
         if name in BASELINES and first is not None:
-            runs.append((name, first.simulate(baseline_policy(name, first.model.captured.trees))))
+            runs.append((name, first.simulate(_baseline(name, first.model))))
             continue
         step = load_step(name, device, dict(overrides or {}), use_cache, expert_skew=expert_skew)
         first = first or step
@@ -101,9 +104,31 @@ def compare_configs(
         runs.append((label, step.simulate()))
     models = {name: run.model for name, run in runs if name not in BASELINES}
     trained = [
-        f"{name}: {note}" for name, model in models.items() for note in describe_training(model.weights.parameters)
+        f"{name}: {note}"
+        for name, model in models.items()
+        if not isinstance(model, TracedStepModel)
+        for note in describe_training(model.weights.parameters)
     ]
     return Comparison(runs, [*other_models(documents), *trained])
+
+
+def _baseline(name: str, model: StepModel) -> Policy:
+    """Return the policy of a baseline for a model.
+
+    Raises:
+        SimulationError: MindFormers 2.x has no such policy.
+    """
+    if not isinstance(model, TracedStepModel):
+        return baseline_policy(name, model.captured.trees)
+    all_but_last = Layers(range(model.index.num_layers - 1))
+    policies = {
+        KEEP_ALL: Policy(is_swap_enabled=True),
+        "full-recompute": Policy(is_swap_enabled=True, layer_recompute=ALL_LAYERS),
+        "swap-everything": Policy(is_swap_enabled=True, layer_swap=(LayerSwap(all_but_last, 1),)),
+    }
+    if name not in policies:
+        raise SimulationError(f"'{name}' is a baseline of MindFormers 1.9\n    allowed: {', '.join(policies)}")
+    return policies[name]
 
 
 def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:

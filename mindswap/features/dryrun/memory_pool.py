@@ -17,6 +17,7 @@ from pathlib import Path
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun.block_roles import LAYER, find_parts, operator_type
 from mindswap.files import csv_field_limit
+from mindswap.pynative.step_memory import TrackedBlock
 from mindswap.runtime.logs.read import read_worker_log
 from mindswap.simulator.memory_parts import MemoryPart
 
@@ -162,6 +163,17 @@ def read_rank(folder: Path, rank: int, wall_s: float, is_inlined: bool = True, c
         is_inlined=is_inlined,
         cpu_s=cpu_s,
     )
+
+
+def read_tracker(folder: Path) -> tuple[list[tuple[int, str]], list[TrackedBlock]]:
+    """Return (tick, operator type) of all launches of a process in PyNative mode, and its blocks with ticks.
+
+    Raises:
+        LaunchError: a table is missing.
+    """
+    tasks = [(int(row["time_stamp"]), row["node_name"]) for row in _rows(_find(folder / TRACKER, "task.csv"))]
+    blocks = _read_blocks(_find(folder / TRACKER, "memory_block.csv"))
+    return tasks, [TrackedBlock(block.size_bytes, block.start, block.end, block.uses) for block in blocks]
 
 
 def _find(folder: Path, name: str) -> Path:

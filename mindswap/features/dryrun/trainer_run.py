@@ -94,17 +94,22 @@ class TrainerStep:
         return max(self.phase_peaks, key=lambda phase: self.phase_peaks[phase])
 
 
+def has_mindformers_2x() -> bool:
+    """Return whether this Python has MindFormers 2.x and a MindSpore on which its trainer runs."""
+    mindformers, mindspore = installed_version("mindformers"), installed_version("mindspore")
+    is_tried = os.environ.get(ANY_VERSION) == "1" and mindformers.startswith("2.")
+    return is_tried or (mindformers, mindspore) == TRAINER_VERSIONS
+
+
 def require_mindformers_2x(document: Document) -> None:
     """Require that this Python has MindFormers 2.x and a MindSpore on which its trainer runs.
 
     Raises:
         PolicyError: with the versions, and the commands that install them.
     """
+    if has_mindformers_2x():
+        return
     mindformers, mindspore = installed_version("mindformers"), installed_version("mindspore")
-    if os.environ.get(ANY_VERSION) == "1" and mindformers.startswith("2."):
-        return
-    if (mindformers, mindspore) == TRAINER_VERSIONS:
-        return
     entry = document.entry("training")
     location = entry.location if entry is not None else Location(document.file)
     have = ", ".join(
@@ -112,15 +117,20 @@ def require_mindformers_2x(document: Document) -> None:
     )
     message = f"a configuration of MindFormers 2.x (PyNative), whose trainer this Python does not have: {have}"
     fix = (
-        f"in a checkout of mindswap: make .venv-2x/.installed, then .venv-2x/bin/mindswap dryrun {document.file}; it "
-        "installs what docs/versions.md lists"
+        "in a checkout of mindswap: make .venv-2x/.installed (what docs/versions.md lists), then the same command of "
+        f".venv-2x/bin/mindswap. To plan elsewhere: .venv-2x/bin/mindswap trace {document.file} -o step.json, and "
+        "--trace step.json"
     )
     allowed = f"mindformers {' with mindspore '.join(TRAINER_VERSIONS)}; {ANY_VERSION}=1 tries another 2.x"
     raise PolicyError([Problem(location, RULE, Level.ERROR, message, allowed, fix)])
 
 
 def run_program(
-    program: str, request: Mapping[str, Any], folder: Path, report_status: StatusCallback
+    program: str,
+    request: Mapping[str, Any],
+    folder: Path,
+    report_status: StatusCallback,
+    variables: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], float]:
     """Run a program of `mindswap.adapters.pynative` on the Ascend backend until it ends.
 
@@ -129,6 +139,7 @@ def run_program(
         request: its arguments as JSON data.
         folder: folder for its files; it is created.
         report_status: called now and then, with a line on the progress.
+        variables: more environment variables.
 
     Returns:
         The result as JSON data, and the time in seconds.
@@ -141,11 +152,11 @@ def run_program(
     asked.write_text(json.dumps(request), encoding="utf-8")
     begin_s = time.monotonic()
     with log.open("wb") as file, contextlib.ExitStack() as stack:
-        first, variables = ascend_backend(stack)
-        variables |= {"MS_SIMULATION_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
+        first, environment = ascend_backend(stack)
+        environment |= {"MS_SIMULATION_LEVEL": "1", "PYTHONUNBUFFERED": "1", **(variables or {})}
         command = module_command(program, str(asked.absolute()), str(answered.absolute()), first=first)
         streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-        with started(command, variables, cwd=folder, **streams) as process:
+        with started(command, environment, cwd=folder, **streams) as process:
             ended = wait(process, log, report_status, lambda: time.monotonic() - begin_s > MAX_S)
     result = _read_result(answered)
     if ended.code != 0 or result is None or "error" in result:

@@ -1,9 +1,13 @@
 """Record a step of a configuration of MindFormers 2.x with its own trainer, in MindSpore's dry run."""
 
+from dataclasses import replace
+from typing import Any
+
 from mindswap.config.nodes import Document
 from mindswap.config.render import block_lines
 from mindswap.features.dryrun.backend import StatusCallback
 from mindswap.features.dryrun.cann_stand_ins import prepare_stand_ins
+from mindswap.features.dryrun.memory_pool import TRACKER, read_tracker
 from mindswap.features.dryrun.rank_runs import run_folder
 from mindswap.features.dryrun.trainer_config import (
     num_micro_batches,
@@ -13,6 +17,7 @@ from mindswap.features.dryrun.trainer_config import (
 )
 from mindswap.features.dryrun.trainer_run import require_mindformers_2x, run_program
 from mindswap.policy.formats.mindformers2.read import MTP_KEYS, NUM_LAYERS_KEYS, find_mtp_layers
+from mindswap.pynative.step_memory import read_step_memory
 from mindswap.pynative.trace import RecordedStep, load_trace
 
 PROGRAM = "mindswap.adapters.pynative.trainer_trace"
@@ -30,17 +35,26 @@ def record_trainer_step(document: Document, report_status: StatusCallback = lamb
         LaunchError: the dry run is not possible or failed.
     """
     require_valid_2x(document)
-    request = trainer_request(document)
+    arguments = {**trace_request(document), "text": graph_mode_text(document)}
     require_mindformers_2x(document)
     prepare_stand_ins(report_status)
-    arguments = {
-        "config": switched_off_2x(request.config),
-        "sample": request.sample,
-        "text": graph_mode_text(document),
-    }
     with run_folder(None) as folder:
-        result, _ = run_program(PROGRAM, arguments, folder / "trace", report_status)
-    return load_trace(result["trace"], document.file)
+        variables = {"MS_ALLOC_CONF": f"memory_tracker:True,memory_tracker_path:{TRACKER}"}
+        result, _ = run_program(PROGRAM, arguments, folder / "trace", report_status, variables)
+        tasks, blocks = read_tracker(folder / "trace")
+    step = load_trace(result["trace"], document.file)
+    return replace(step, memory=read_step_memory(step.trace, result["names"], tasks, blocks, result))
+
+
+def trace_request(document: Document) -> dict[str, Any]:
+    """Return what determines the trace of a configuration: that of the trainer without swap and recompute, and data.
+
+    Raises:
+        GraphError: a size of the model is missing.
+        LaunchError: the batch cannot be distributed.
+    """
+    request = trainer_request(document)
+    return {"config": switched_off_2x(request.config), "sample": dict(request.sample)}
 
 
 def graph_mode_text(document: Document) -> str:

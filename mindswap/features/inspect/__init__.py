@@ -7,7 +7,10 @@ from pathlib import Path
 from mindswap.config.nodes import Document
 from mindswap.config.source import load_document
 from mindswap.config.weight_sharding import RankPlacement
+from mindswap.errors import GraphError
 from mindswap.features.inspect.report import LayerMemoryReport, unread_copy_notes
+from mindswap.features.inspect.traced import measure_traced
+from mindswap.features.step_2x import is_2x, load_step_2x, step_of_trace
 from mindswap.files import file_name
 from mindswap.graph.analysis.liveness import Peak, find_peak
 from mindswap.graph.analysis.saved_tensors import LayerMemory, OperatorMemory, OperatorNames, measure_layer_memory
@@ -16,6 +19,7 @@ from mindswap.graph.passes.swap_recompute import rewrite_graph, settings_of_poli
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.rules.checker import check_document
+from mindswap.simulator.traced_step import TracedStepModel
 from mindswap.steps.compile_cache import cached_result
 from mindswap.steps.compiled import compile_under, compile_with, layer_indices, place_requested_rank
 from mindswap.steps.recorded import capture_of, is_trace_path, read_trace, require_compilable
@@ -55,6 +59,8 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
     if is_trace_path(file_name(path)):
         return _inspect_trace(file_name(path))
     document = load_document(path)
+    if is_2x(document):
+        return _inspect_2x(document, rank, use_cache)
     checked = check_document(document)
     policy = checked.require_policy()
     require_compilable(document)
@@ -72,9 +78,24 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
     return Inspection(f"{title}, {placement.describe()}" if placement else title, report)
 
 
+def _inspect_2x(document: Document, rank: int | None, use_cache: bool) -> Inspection:
+    """Measure a step of MindFormers 2.x, recorded in the dry run of its trainer."""
+    if rank is not None:
+        raise GraphError(f"--rank: {document.file} is of MindFormers 2.x, whose step is recorded on one rank")
+    step = load_step_2x(document, None, None, {}, use_cache)
+    if not isinstance(step.model, TracedStepModel):
+        raise AssertionError("a recorded step without its memory")
+    return Inspection(step.title, measure_traced(step.model, step.policy))
+
+
 def _inspect_trace(path: str) -> Inspection:
     """Measure a recorded step; the policy is applied by our own copy of the compiler's rules."""
     step, document = read_trace(path)
+    if step.memory is not None:
+        traced = step_of_trace(step, document, None, {})
+        if not isinstance(traced.model, TracedStepModel):
+            raise AssertionError("a recorded step without its memory")
+        return Inspection(traced.title, measure_traced(traced.model, traced.policy))
     policy = replace(check_document(document).require_policy(), is_swap_enabled=True)
     captured = capture_of(step)
     names = captured.names()

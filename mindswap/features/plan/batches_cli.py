@@ -24,10 +24,10 @@ from mindswap.features.plan.dry_runs import (
     plan_with_dry_runs,
     verify_plan,
 )
-from mindswap.features.plan.pynative import is_2x
 from mindswap.features.plan.strategies import file_batch, file_strategy
 from mindswap.features.plan.tasks import StepOptions
 from mindswap.features.plan.worker_pool import WorkerPool
+from mindswap.features.step_2x import is_2x
 from mindswap.planner.problem import Allow
 from mindswap.planner.strategies import AUTO
 from mindswap.policy.formats.mindformers1.read import find_num_layers
@@ -180,7 +180,7 @@ def finish_plan(
     if verdict is not None:
         data |= {"verified": verdict.matches_policy, "verdict": verdict.text}
         step_plan, is_ok = verdict.plan or step_plan, not verdict.is_refused
-        if not args.json:
+        if verdict.text and not args.json:
             print_text(f"\n{verdict.text}")
     if is_ok:
         step_plan.save(target, overwrite=args.overwrite or args.in_place)

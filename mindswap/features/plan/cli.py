@@ -22,6 +22,7 @@ from mindswap.command_line.options import (
 from mindswap.command_line.progress import PhaseLines, SearchBar
 from mindswap.config.source import load_document
 from mindswap.errors import PlanError
+from mindswap.features.dryrun import has_mindformers_2x
 from mindswap.features.plan import (
     StepPlan,
     StepPlanner,
@@ -38,10 +39,15 @@ from mindswap.features.plan.batches_cli import (
     run_batches,
 )
 from mindswap.features.plan.dry_runs import plan_with_dry_runs
-from mindswap.features.plan.pynative import is_2x, load_step_2x
 from mindswap.features.plan.report import plan_to_json
+from mindswap.features.plan.trainer_plans import (
+    format_trainer_attempts,
+    plan_with_trainer,
+    trainer_attempts_to_json,
+)
 from mindswap.features.simulate import LoadedStep, outside_line
 from mindswap.features.step import load_step
+from mindswap.features.step_2x import is_2x
 from mindswap.files import refuse_existing, require_folders
 from mindswap.planner.explain import explain_plan
 from mindswap.planner.pins import read_pin
@@ -198,7 +204,10 @@ def run(args: argparse.Namespace) -> int:
 
         report_status = PhaseLines(time.monotonic(), sys.stderr)
         attempts = plan_with_dry_runs(find_budget(step)[0], make, report_status) if args.dry_run else ()
-        step_plan = attempts[-1].plan.within(attempts[0].requested_bytes) if attempts else make(None)
+        has_trainer = is_2x(step.document) and not args.no_verify and has_mindformers_2x()
+        trained = plan_with_trainer(find_budget(step)[0], make, report_status) if has_trainer else ()
+        last = (attempts or trained)[-1:]
+        step_plan = last[0].plan.within(find_budget(step)[0]) if last else make(None)
     gc.freeze()  # data of the search is kept until the end; a collection of it takes half a second
     # The plan is printed before files are written, so that an error there does not lose a long search.
     if not args.json:
@@ -208,7 +217,13 @@ def run(args: argparse.Namespace) -> int:
         remarks = [line for line in remarks if line]
         print_text("\n".join([step_plan.format(args.verbose), *([""] if remarks else []), *remarks]))
     following = f"next: mindswap {'check' if is_2x(step.document) else 'dryrun'} {target}"
+    if trained and not args.json:
+        print_text(f"\n{format_trainer_attempts(trained)}")
+    is_refuted = bool(trained and not trained[-1].fits)
+    target = None if is_refuted else target
     data, step_plan, is_ok = finish_plan(args, step_plan, attempts, target, f"written: {target}; {following}")
+    data |= {"dry_runs": trainer_attempts_to_json(trained)} if trained else {}
+    is_ok = is_ok and not is_refuted
     plan = step_plan.plan
     explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
     if args.json:
@@ -247,7 +262,7 @@ def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
     if document is not None and is_2x(document):
         unsupported_options = "--sweep --explain --objective=memory --expert-skew --simple --pin --dry-run"
         refuse_given(args, unsupported_options, "{}: not for files of MindFormers 2.x", "leave it out")
-        return load_step_2x(document, args.trace, args.device, device_overrides(args))
+        return load_step(document, args.device, device_overrides(args), not args.no_cache, trace=args.trace)
     if args.trace is not None:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")
     if document is not None and is_written:

@@ -15,7 +15,7 @@ from mindswap.config.render import document_from_data
 from mindswap.errors import NOT_COMPILED, LaunchError
 from mindswap.features.dryrun import DryRunReport, StatusCallback, describe_basis, dry_run_to_json, run_stages
 from mindswap.features.plan import StepPlan
-from mindswap.features.plan.pynative import is_2x
+from mindswap.features.step_2x import is_2x
 from mindswap.policy.equivalence import policy_sections
 from mindswap.policy.wording import name_indices
 from mindswap.report.tables import format_table
@@ -163,7 +163,9 @@ def verify_plan(plan: StepPlan, use_cache: bool = True, limit_s: float = VERIFY_
         limit_s: time limit of the compile; the result is unknown after that.
     """
     path = plan.step.path
-    if path is None or is_trace_path(str(path)) or is_2x(plan.step.document):
+    if is_2x(plan.step.document):
+        return PlanVerdict(None, "")  # a dry run of the trainer has followed it, or the command says that there is none
+    if path is None or is_trace_path(str(path)):
         return PlanVerdict(None, "not verified: there is no network to compile")
     verdict, ineffective = _verify_in_subprocess(plan, path, use_cache, limit_s)
     reduced = plan.without_swaps(ineffective) if ineffective else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from mindswap.config.step_settings import LAYERS_NOT_INLINED, MAX_INLINED_MICRO_BATCHES
 from mindswap.errors import PlanError, SimulationError
 from mindswap.features.plan.budget import find_budget, make_problem, usable_budget
-from mindswap.features.plan.pynative import is_2x
+from mindswap.features.plan.pynative import is_model_2x
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.tidy import without_warnings
 from mindswap.features.plan.within_pool import plan_within_pool
@@ -21,8 +21,10 @@ from mindswap.planner.recompute_counts import counted_sections, in_first_layers,
 from mindswap.planner.session import PlanSession
 from mindswap.planner.solver.search import Progress
 from mindswap.planner.sweep import bound_curve, sweep_budgets
+from mindswap.planner.traced_plan import plan_traced
 from mindswap.simulator.cost.hardware import with_fragments
 from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
+from mindswap.simulator.traced_step import TracedStepModel
 
 # A plan that only recomputes may be so many thousandths slower as counts of layers; plans that are tried for that.
 COUNTS_PERMILLE, MAX_COUNTED = 5, 3
@@ -116,12 +118,12 @@ class StepPlanner:
         budget_bytes, source = find_budget(step, memory)
         search = self._search_of(problem, progress, simple)
         plan, device = search(problem), step.device
-        if device.leaves_fragments and not isinstance(step.model, LayerSwapModel2x):
+        if device.leaves_fragments and not is_model_2x(step.model):
             problem, plan, device = plan_within_pool(step, problem, plan, budget_bytes, search)
         if device.leaves_fragments:
             fragments = f"fragments of the pool, which maps no pages: {device.fragments_permille / 10:g} % of the peak"
             source = f"{source}; {fragments}" if source else fragments
-        if not isinstance(step.model, LayerSwapModel2x):
+        if not is_model_2x(step.model):
             plan = compact(step, without_warnings(step, problem, plan))
             plan = self._in_first_layers(problem, plan, search)
         plan = replace(
@@ -169,6 +171,8 @@ class StepPlanner:
         """Return the search of one question: a function of the problem, of which the budget may change."""
         if isinstance(self.step.model, LayerSwapModel2x):
             return lambda changed: plan_layers(changed, progress)
+        if isinstance(self.step.model, TracedStepModel):
+            return lambda changed: plan_traced(changed, progress)
         session = PlanSession(self.planner, problem, progress)
 
         def search(changed: PlanProblem) -> Plan:
@@ -194,7 +198,7 @@ def restrict_to_compilable(step: LoadedStep, allow: Allow) -> Allow:
     Raises:
         PlanError: only swap is allowed.
     """
-    if not allow.swap or is_2x(step.document) or step.model.settings.inlines_layers:
+    if not allow.swap or is_model_2x(step.model) or step.model.settings.inlines_layers:
         return allow
     if not allow.recompute:
         raise PlanError(

@@ -5,8 +5,9 @@ from dataclasses import replace
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.errors import PlanError, PolicyError
-from mindswap.features.plan.pynative import is_2x, planned_text_2x
+from mindswap.features.plan.pynative import is_model_2x, planned_text_2x
 from mindswap.features.simulate import LoadedStep
+from mindswap.features.step_2x import is_2x
 from mindswap.planner.problem import Plan
 from mindswap.planner.recompute_counts import counted_sections
 from mindswap.planner.write import compact_policy, write_plan, written_policy
@@ -23,7 +24,7 @@ def check_plan_writable(document: Document) -> None:
         PolicyError: with every error and its location in the user's file.
     """
     if is_2x(document):
-        return  # `load_step_2x` has checked it
+        return  # `load_step` has checked it
     errors = check_document(document).errors or check_document(with_swap_enabled(document)).errors
     if errors:
         raise PolicyError(errors)
@@ -48,7 +49,7 @@ def planned_text(step: LoadedStep, plan: Plan, target: str) -> str:
     Raises:
         PlanError: if the written text has errors, or is parsed as another policy.
     """
-    if is_2x(step.document):
+    if is_model_2x(step.model):
         return planned_text_2x(step, plan, target)
     text, policy = step.config_text(), written_policy(plan.policy)
     counted = counted_sections(plan.policy, step.document, step.model.captured.num_layers)

@@ -1,0 +1,122 @@
+"""Dry runs of plans of MindFormers 2.x with its own trainer, and plans corrected by them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindswap.config.parse import parse_document
+from mindswap.errors import LaunchError
+from mindswap.features.dryrun import (
+    DryRunOptions,
+    StatusCallback,
+    TrainerDryRun,
+    dry_run_trainer,
+    trainer_dry_run_to_json,
+)
+from mindswap.features.plan.step_plan import StepPlan
+from mindswap.features.plan.written import planned_text
+from mindswap.report.tables import format_table
+from mindswap.units import format_bytes, format_time
+
+MAX_ATTEMPTS = 4
+HEADER = ("plan for", "step time", "planned peak", "dry run", "fits")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerAttempt:
+    """A plan and its dry run with the trainer.
+
+    Attributes:
+        requested_bytes: budget of the planner.
+        budget_bytes: memory that the plan may take.
+        plan: the plan.
+        dry_run: None if the plan does not fit in the simulation, or the trainer failed.
+        failure: error of the trainer.
+    """
+
+    requested_bytes: int
+    budget_bytes: int
+    plan: StepPlan
+    dry_run: TrainerDryRun | None
+    failure: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the plan fits in the dry run."""
+        return self.dry_run is not None and self.dry_run.step.used_peak_bytes <= self.budget_bytes
+
+
+def plan_with_trainer(
+    budget_bytes: int, make: Callable[[int], StepPlan], report_status: StatusCallback = lambda line: None
+) -> tuple[TrainerAttempt, ...]:
+    """Plan and dry run until a plan fits in the dry run.
+
+    After each dry run, the budget of the next plan is reduced by what the dry run needed more than the simulation.
+
+    Args:
+        budget_bytes: memory budget of each card.
+        make: returns the plan for a budget in bytes.
+        report_status: called with one line of progress.
+
+    Returns:
+        All attempts; the last one fits, or does not fit in the simulation, or is number `MAX_ATTEMPTS`, or failed.
+    """
+    attempts: list[TrainerAttempt] = []
+    requested_bytes = budget_bytes
+    while len(attempts) < MAX_ATTEMPTS:
+        plan = make(requested_bytes)
+        if not plan.fits:
+            return (*attempts, TrainerAttempt(requested_bytes, budget_bytes, plan, None))
+        try:
+            report = _dry_run(plan, report_status)
+        except LaunchError as error:
+            return (*attempts, TrainerAttempt(requested_bytes, budget_bytes, plan, None, str(error)))
+        attempts.append(TrainerAttempt(requested_bytes, budget_bytes, plan, report))
+        if attempts[-1].fits:
+            break
+        excess_bytes = report.step.used_peak_bytes - plan.peak_bytes
+        requested_bytes = min(requested_bytes - 1, budget_bytes - excess_bytes)
+    return tuple(attempts)
+
+
+def _dry_run(plan: StepPlan, report_status: StatusCallback) -> TrainerDryRun:
+    """Dry run the configuration with the plan. Raises as `dry_run_trainer`."""
+    file = plan.step.document.file
+    document = parse_document(planned_text(plan.step, plan.plan, file), file)
+    return dry_run_trainer(document, DryRunOptions(), report_status, f"{plan.step.title}, planned")
+
+
+def format_trainer_attempts(attempts: Sequence[TrainerAttempt]) -> str:
+    """Format a table with a row per attempt: simulated figures and the peak of the dry run."""
+    rows = []
+    for attempt in attempts:
+        measured = attempt.dry_run.step.used_peak_bytes if attempt.dry_run is not None else None
+        sizes = [attempt.requested_bytes, attempt.plan.peak_bytes, measured]
+        cells = ["-" if size is None else f"{size / 2**20:.0f} MiB" for size in sizes]
+        rows.append((cells[0], format_time(attempt.plan.step_time_ns), *cells[1:], "yes" if attempt.fits else "NO"))
+    lines = ["with the trainer of MindFormers on MindSpore's Ascend backend, without a card (mindswap dryrun):"]
+    lines.append(format_table(HEADER, rows))
+    last = attempts[-1]
+    if last.failure:
+        lines.append(f"the dry run failed: {last.failure}")
+    elif last.dry_run is None:
+        lines.append("no plan: with what the dry run needs more nothing fits into the budget\n    fix: more memory")
+    elif not last.fits:
+        needed = format_bytes(last.dry_run.step.used_peak_bytes)
+        lines.append(f"no plan fits in the dry run after {len(attempts)}: it needs {needed}\n    fix: more memory")
+    return "\n".join(lines)
+
+
+def trainer_attempts_to_json(attempts: Sequence[TrainerAttempt]) -> list[dict[str, Any]]:
+    """Return the attempts as plain data for `--json`."""
+    return [
+        {
+            "asked_bytes": attempt.requested_bytes,
+            "step_time_ns": attempt.plan.step_time_ns,
+            "planned_peak_bytes": attempt.plan.peak_bytes,
+            "fits": attempt.fits,
+            "failure": attempt.failure or None,
+            "dry_run": trainer_dry_run_to_json(attempt.dry_run) if attempt.dry_run is not None else None,
+        }
+        for attempt in attempts
+    ]

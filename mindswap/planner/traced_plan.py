@@ -1,0 +1,227 @@
+"""Search a plan for a recorded step of MindFormers 2.x: layers and cells to swap or to recompute.
+
+An action is what happens to a layer: it is recomputed or swapped as a whole, or one of its cells is. First the least
+number of layers with each action is searched with which the step fits, then pairs of the best actions, with every
+number of layers for the first one. All candidates are simulated.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import permutations
+
+from mindswap.planner.evaluate import Candidate, evaluate
+from mindswap.planner.problem import Compared, Plan, PlanProblem
+from mindswap.planner.solver.search import Interruptible, Progress, Stop
+from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.simulator.memory import profile_memory
+from mindswap.simulator.traced_step import TracedStepModel
+
+# Distances in layers. A larger one keeps more layers in flight, which takes memory, and does not shorten the waits.
+MAX_PREFETCH = 3
+# Cells that save less than so much of a layer are no actions, and pairs are searched of so many actions.
+MIN_CELL_PERMILLE, NUM_PAIRED = 30, 5
+
+
+@dataclass(frozen=True)
+class Action:
+    """What happens to a layer.
+
+    Attributes:
+        is_swap: swapped, else recomputed.
+        path: of the cell; "" for the layer as a whole.
+        prefetch: distance of a swap in layers.
+    """
+
+    is_swap: bool
+    path: str = ""
+    prefetch: int = 1
+
+
+def policy_of_actions(actions: Mapping[Action, Sequence[int]]) -> Policy:
+    """Return the policy with layers for each action; all swaps have the largest distance."""
+    used = {action: Layers(layers) for action, layers in actions.items() if len(layers)}
+    prefetch = max((action.prefetch for action in used if action.is_swap), default=1)
+    full = next((layers for action, layers in used.items() if not action.is_swap and not action.path), Layers(()))
+    return Policy(
+        is_swap_enabled=True,
+        layer_swap=tuple(LayerSwap(layers, prefetch) for a, layers in used.items() if a.is_swap and not a.path),
+        op_swap=tuple(OpSwap(a.path, layers, prefetch) for a, layers in used.items() if a.is_swap and a.path),
+        layer_recompute=full,
+        select_recompute=tuple(
+            OpRecompute(a.path, layers) for a, layers in used.items() if not a.is_swap and a.path
+        ),
+    )  # fmt: skip
+
+
+def plan_traced(problem: PlanProblem, progress: Progress = lambda: None) -> Plan:
+    """Search the best policy.
+
+    Args:
+        problem: problem of a `TracedStepModel`.
+        progress: called after each simulation; may raise `Stop`, then the best policy so far is the plan.
+    """
+    interruptible = Interruptible(progress)
+    search = _Search(problem, interruptible)
+    search.run()
+    policy = min(search.evaluated, key=search.rank)
+    evaluation = evaluate(problem, policy)
+    keep_ns = search.evaluated[Policy(is_swap_enabled=True)].step_time_ns
+    peak_bytes = evaluation.peak_bytes
+    return Plan(
+        fits=evaluation.fits,
+        policy=policy,
+        step_time_ns=evaluation.step_time_ns,
+        stage_peak_bytes=evaluation.stage_peak_bytes,
+        stage_static_bytes=tuple(static.total_bytes for static in problem.model.static),
+        host_bytes=evaluation.host_bytes,
+        budget_bytes=problem.budget_bytes,
+        unconstrained_ns=keep_ns,
+        # Swap and recompute only add time. With a plan the slowdown says the same.
+        lower_bound_ns=None if evaluation.fits else keep_ns,
+        smallest_budget_bytes=min(problem.budget_bytes, peak_bytes) if evaluation.fits else peak_bytes,
+        least_budget_bytes=problem.model.static[0].total_bytes,
+        host_budget_bytes=problem.host_bytes,
+        holders=_holders(problem, policy),
+        compared=search.compared(),
+        num_evaluations=len(search.evaluated),
+        is_interrupted=interruptible.is_stopped,
+    )
+
+
+def _holders(problem: PlanProblem, policy: Policy) -> tuple[tuple[str, int], ...]:
+    """Return the memory at the peak by operator, largest first; static memory is one entry."""
+    step = problem.model.simulate(policy)
+    intervals, labels = step.timeline.program.intervals, step.timeline.program.labels
+    sizes = {"weights, optimizer states": step.static[0].total_bytes}
+    for position in profile_memory(step.timeline, 0).holders:
+        label = str(labels[intervals.label[position]])
+        sizes[label] = sizes.get(label, 0) + int(intervals.size_bytes[position])
+    return tuple(sorted(sizes.items(), key=lambda entry: -entry[1]))
+
+
+def find_actions(model: TracedStepModel, problem: PlanProblem) -> list[Action]:
+    """Return the actions that the plan may use; cells are those with a part of what their layer saves."""
+    allow = problem.allow
+    distances = range(1, min(MAX_PREFETCH, model.index.num_layers - 1) + 1)
+    paths = ["", *model.saving_cells(MIN_CELL_PERMILLE)]
+    recomputes = [Action(False, path) for path in paths] if allow.recompute else []
+    swaps = [Action(True, path, distance) for path in paths for distance in distances] if allow.swap else []
+    return [*recomputes, *swaps]
+
+
+@dataclass(eq=False)
+class _Search:
+    """Simulates policies, each once."""
+
+    problem: PlanProblem
+    progress: Interruptible
+    evaluated: dict[Policy, Candidate] = field(default_factory=dict)
+
+    @property
+    def model(self) -> TracedStepModel:
+        """The model of the step."""
+        if not isinstance(self.problem.model, TracedStepModel):
+            raise AssertionError("a model without the memory of a step")
+        return self.problem.model
+
+    def run(self) -> None:
+        """Evaluate the baselines and the candidates."""
+        for policy in self._common().values():
+            self._fits(policy)
+        if self._fits(Policy(is_swap_enabled=True)):
+            return
+        with suppress(Stop):
+            singles = [single for action in find_actions(self.model, self.problem) if (single := self._single(action))]
+            singles.sort(key=lambda single: self.rank(single[1]))
+            best = self._different([action for action, _ in singles])
+            for first, second in permutations(best, 2):
+                self._pair(first, second)
+
+    def _layers(self, action: Action, prefetch: int, taken: Sequence[int] = ()) -> list[int]:
+        """Return the layers that may have an action, in the order in which they get it."""
+        count = self.model.index.num_layers
+        return [layer for layer in range(count - (prefetch if action.is_swap else 0)) if layer not in taken]
+
+    def _single(self, action: Action) -> tuple[Action, Policy] | None:
+        """Search the least number of layers with an action; None if no layer can have it."""
+        layers = self._layers(action, action.prefetch)
+        if not layers:
+            return None
+        return action, self._least(partial(_pair_policy, action, [], action, layers), len(layers))
+
+    def _pair(self, first: Action, second: Action) -> None:
+        """For each number of layers with the first action, search the least number with the second one."""
+        prefetch = max(action.prefetch for action in (first, second) if action.is_swap) if (
+            first.is_swap or second.is_swap) else 1  # fmt: skip
+        candidates = self._layers(first, prefetch)
+        for number in _some(len(candidates)):
+            chosen = candidates[:number]
+            rest = self._layers(second, prefetch, chosen)
+            if rest:
+                self._least(partial(_pair_policy, first, chosen, second, rest), len(rest))
+
+    def _least(self, policy_of: Callable[[int], Policy], most: int) -> Policy:
+        """Return the policy with the least number of layers that fits; with all of them if none does."""
+        low, high = 0, most
+        if not self._fits(policy_of(most)):
+            return policy_of(most)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._fits(policy_of(middle)) else (middle + 1, high)
+        return policy_of(high)
+
+    def _fits(self, policy: Policy) -> bool:
+        if policy not in self.evaluated:
+            self.evaluated[policy] = Candidate.of(self.problem, policy, evaluate(self.problem, policy))
+            self.progress()
+        return self.evaluated[policy].fits(self.problem.budget_bytes)
+
+    def _different(self, actions: Sequence[Action]) -> list[Action]:
+        """Return the best actions, each cell once; a swap and a recompute of whole layers are always among them."""
+        chosen: dict[tuple[bool, str], Action] = {}
+        for action in actions:
+            chosen.setdefault((action.is_swap, action.path), action)
+        full = [action for (_, path), action in chosen.items() if not path]
+        return list(dict.fromkeys([*list(chosen.values())[:NUM_PAIRED], *full]))
+
+    def rank(self, policy: Policy) -> tuple[object, ...]:
+        """Return a sort key, smaller is better: fits, then time (memory if nothing fits), then fewer changed layers."""
+        is_over, first, second = self.evaluated[policy].rank(self.problem.budget_bytes)
+        return is_over, first, num_changes(policy), second
+
+    def _common(self) -> Mapping[str, Policy]:
+        """Return the allowed baseline policies by name."""
+        count, allow = self.model.index.num_layers, self.problem.allow
+        policies = {"keep all": Policy(is_swap_enabled=True)}
+        if allow.recompute:
+            policies["full recompute"] = policy_of_actions({Action(False): range(count)})
+        if allow.swap and count > 1:
+            policies["swap all but the last layer"] = policy_of_actions({Action(True): range(count - 1)})
+        return policies
+
+    def compared(self) -> tuple[Compared, ...]:
+        """Return the baseline policies with their results."""
+        return tuple(
+            Compared(name, candidate.step_time_ns, candidate.peak_bytes, candidate.fits(self.problem.budget_bytes))
+            for name, policy in self._common().items()
+            for candidate in [self.evaluated[policy]]
+        )
+
+
+def _pair_policy(first: Action, chosen: Sequence[int], second: Action, layers: Sequence[int], number: int) -> Policy:
+    """Return the policy with one action in chosen layers, and another one in the first `number` of some layers."""
+    return policy_of_actions({first: chosen, second: layers[:number]})
+
+
+def num_changes(policy: Policy) -> int:
+    """Return the number of (layer, action) of a policy."""
+    groups = [entry.layers for entry in policy.layer_swap] + [entry.layers for entry in policy.op_swap]
+    groups += [policy.layer_recompute, *(entry.layers for entry in policy.select_recompute)]
+    return sum(len(layers.indices or ()) for layers in groups)
+
+
+def _some(count: int) -> Iterator[int]:
+    """Yield up to eight numbers from 1 to below `count`, evenly."""
+    yield from dict.fromkeys(round(1 + (count - 2) * step / 7) for step in range(8) if count > 1)

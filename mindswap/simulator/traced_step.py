@@ -1,0 +1,355 @@
+"""Simulation of a step of MindFormers 2.x (PyNative) from a tracked dry run: memory as tracked, time by the cost model.
+
+All memory of the step is in the trace, by block: weights, float32 weights and states, activations, the loss with its
+pieces, gradients, the optimizer. A policy changes the lifetimes of activations (`pynative.step_schedule`).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindswap.config.step_settings import StepSettings
+from mindswap.graph.analysis.work import measure_work
+from mindswap.graph.ops import ComputeUnit, OpClass, classify
+from mindswap.policy.model import Policy
+from mindswap.pynative.step_index import BlockFacts, StepIndex
+from mindswap.pynative.step_memory import BACKWARD, FORWARD, NO_OPERATOR, OPTIMIZER, StepMemory
+from mindswap.pynative.step_schedule import Copy, LayerActions, Lifetime, Purpose, Schedule, schedule_step
+from mindswap.pynative.trace import RecordedStep
+from mindswap.simulator.captured_step import CapturedStep
+from mindswap.simulator.cost.cost_table import CostTable, moving_ns
+from mindswap.simulator.cost.static_memory import StaticMemory
+from mindswap.simulator.cost.transfer import copy_ns
+from mindswap.simulator.engine import run_program
+from mindswap.simulator.memory import peak_memory
+from mindswap.simulator.memory_parts import MemoryPart
+from mindswap.simulator.program import (
+    NO_OP,
+    Copies,
+    Intervals,
+    MemoryKind,
+    OpKind,
+    Ops,
+    Program,
+    copy_reference,
+)
+from mindswap.simulator.step_model import SimulatedStep, StepModel
+from mindswap.simulator.timeline import StepTerm, Timeline
+
+CAVEATS = (
+    "memory is that of a dry run of this step, with the policy applied to its blocks; times are estimated from shapes",
+    "host launches are not modelled: where they are slower than the kernels, the step is longer",
+)
+_KINDS = {
+    Purpose.FORWARD_ONLY: MemoryKind.TRANSIENT,
+    Purpose.RECOMPUTED: MemoryKind.RECOMPUTED,
+    Purpose.OFFLOADED: MemoryKind.OFFLOADING,
+    Purpose.PREFETCHED: MemoryKind.PREFETCHED,
+    Purpose.SLICE: MemoryKind.OFFLOADING,
+}
+_PARTS = {
+    Purpose.RECOMPUTED: MemoryPart.RECOMPUTED_ACTIVATIONS,
+    Purpose.OFFLOADED: MemoryPart.SAVED_ACTIVATIONS,
+    Purpose.PREFETCHED: MemoryPart.PREFETCHED_COPIES,
+    Purpose.SLICE: MemoryPart.SAVED_ACTIVATIONS,
+}
+
+
+@dataclass(frozen=True)
+class _BlockRole:
+    """What a block is in the step without a policy."""
+
+    kind: MemoryKind
+    part: MemoryPart
+    label: int
+    layer: int
+
+
+class TracedStepModel(StepModel):
+    """Step model of MindFormers 2.x. In policies, distances count layers, and patterns match entire dotted paths.
+
+    Args:
+        step: a recorded step with its memory.
+        captured: the same step as a graph.
+        costs: durations of operators, and the device with its links.
+        settings: micro-batches and batch size.
+        caveats: what is not modelled, as text, in addition to `CAVEATS`.
+    """
+
+    def __init__(
+        self,
+        step: RecordedStep,
+        captured: CapturedStep,
+        costs: CostTable,
+        settings: StepSettings,
+        caveats: Sequence[str] = (),
+    ):
+        if step.memory is None:
+            raise AssertionError("a trace without the memory of a step")
+        self.costs, self.settings, self.captured = costs, settings, captured
+        self.caveats = (*CAVEATS, *caveats)
+        self.step_memory: StepMemory = step.memory
+        self.index = StepIndex(step.trace, step.memory)
+        self.texts: list[str] = []
+        self._task_labels = self._label_tasks()
+        self._task_ns = self._durations()
+        self._roles = [self._role_of(facts) for facts in self.index.blocks]
+        self._simulated: dict[Policy, SimulatedStep] = {}
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def simulate(self, policy: Policy) -> SimulatedStep:
+        """Simulate a step under a policy."""
+        schedule = schedule_step(self.index, self.actions(policy), distance_of(policy))
+        timeline = run_program(self._program(schedule))
+        peaks = tuple(int(peak) for peak in peak_memory(timeline))
+        moved_bytes = sum(
+            self.step_memory.blocks[number].size_bytes
+            for number in {copy.block for copy in schedule.copies}
+            if self.index.blocks[number].is_permanent
+        )
+        return SimulatedStep(timeline, self.terms(timeline), peaks, (self._static(moved_bytes),))
+
+    def program(self, policy: Policy) -> Program:
+        """Build operators, copies and memory intervals of a step under a policy."""
+        return self._program(schedule_step(self.index, self.actions(policy), distance_of(policy)))
+
+    def actions(self, policy: Policy) -> list[LayerActions]:
+        """Return what a policy does to each layer."""
+        layers = range(self.index.num_layers)
+        return [
+            LayerActions(
+                is_recomputed=layer in policy.layer_recompute,
+                is_swapped=any(layer in entry.layers for entry in policy.layer_swap),
+                recomputed=tuple(e.pattern for e in policy.select_recompute if layer in e.layers),
+                swapped=tuple(e.pattern for e in policy.op_swap if layer in e.layers),
+            )
+            for layer in layers
+        ]
+
+    def saving_cells(self, min_permille: int) -> list[str]:
+        """Return the cells that save at least a part of what their layer saves, in any layer, by dotted path."""
+        operators = self.index.trace.operators
+        by_cell: dict[tuple[int, str], int] = {}
+        for facts in self.index.blocks:
+            if not facts.is_saved or facts.is_protected or facts.micro_batch != 0 or not facts.reads:
+                continue
+            saver = operators[facts.reads[0].saver]
+            if saver.layer_index is not None:
+                for depth in range(len(saver.path)):
+                    key = saver.layer_index, ".".join(saver.path[:depth])
+                    by_cell[key] = by_cell.get(key, 0) + facts.block.size_bytes
+        large = (
+            path
+            for (layer, path), size_bytes in by_cell.items()
+            if path and size_bytes * 1000 >= by_cell[layer, ""] * min_permille
+        )
+        return sorted(dict.fromkeys(large), key=lambda path: (path.count("."), path))
+
+    def actual_peaks_bytes(self, simulated: SimulatedStep) -> tuple[int, ...]:
+        """Return the peak; fragments of the pool are not simulated."""
+        return simulated.peaks_bytes
+
+    @property
+    def static(self) -> tuple[StaticMemory, ...]:
+        """Memory that is live during the entire step."""
+        return (self._static(0),)
+
+    def terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
+        """Return the time of the micro-batches that were not tracked: they are as the last one."""
+        tracked, total = self.index.num_micro_batches, self.settings.num_micro_batches
+        if total <= tracked:
+            return ()
+        ends = [0] * tracked
+        ops = timeline.program.ops
+        for micro_batch in range(tracked):
+            is_own = (ops.micro_batch == micro_batch) & (ops.kind != OpKind.SEND)
+            ends[micro_batch] = int(timeline.op_end_ns[is_own & self._is_pass(timeline)].max(initial=0))
+        last_ns = ends[-1] - (ends[-2] if tracked > 1 else 0)
+        return (StepTerm(f"{total - tracked} more micro-batches", last_ns * (total - tracked)),)
+
+    def model_flops(self) -> int:
+        """Return the floating point operations of matrix units in one step without recompute, over all cards."""
+        graph = self.captured.graph
+        total = sum(
+            work.flops
+            for nodes, works in zip((graph.forward, graph.backward), measure_work(graph), strict=True)
+            for node, work in zip(nodes, works, strict=True)
+            if classify(node.op).unit is ComputeUnit.MATRIX
+        )
+        return total * self.settings.num_micro_steps * self.settings.num_cards
+
+    # -- parts ------------------------------------------------------------------------------------
+
+    def _static(self, moved_bytes: int) -> StaticMemory:
+        memory = self.step_memory
+        permanent = sum(facts.block.size_bytes for facts in self.index.blocks if facts.is_permanent)
+        return StaticMemory(
+            parameter_bytes=memory.weight_bytes - moved_bytes,
+            gradient_bytes=0,
+            optimizer_bytes=memory.state_bytes,
+            workspace_bytes=0,
+            constant_bytes=permanent - memory.weight_bytes - memory.state_bytes,
+        )
+
+    def _is_pass(self, timeline: Timeline) -> np.ndarray:
+        """Return a mask of the operators of forward and backward."""
+        return np.array([not self.texts[label].startswith(OPTIMIZER) for label in timeline.program.ops.label])
+
+    def _label_tasks(self) -> list[int]:
+        """Return the label of each task: the path of its operator, or its phase and its type."""
+        numbers: dict[str, int] = {}
+        last_layer_end = max((span.last for span in self.index.forward_spans.values()), default=0)
+        labels = []
+        for number, task in enumerate(self.step_memory.tasks):
+            operator = self.index.trace.operators[task.operator] if task.operator != NO_OPERATOR else None
+            if task.phase == OPTIMIZER:
+                text = f"{OPTIMIZER} {task.name}"
+            elif operator is not None and operator.layer_index is not None:
+                text = f"{'.'.join(operator.path[:-1])} {task.name}".strip()
+            else:
+                text = f"{'loss' if number > last_layer_end else 'embedding'} {task.name}"
+            labels.append(numbers.setdefault(text, len(numbers)))
+        self.texts = list(numbers)
+        return labels
+
+    def _durations(self) -> list[int]:
+        """Return the duration of each task in ns."""
+        graph = self.captured.graph
+        by_operator = [0] * len(self.index.trace.operators)
+        for nodes, works in zip((graph.forward, graph.backward), measure_work(graph), strict=True):
+            for node, work in zip(nodes, works, strict=True):
+                match = re.match(r"[fb](\d+)", node.name)
+                if match is not None:
+                    by_operator[int(match[1])] += self.costs.operator_ns(node, work)
+        durations = [0] * len(self.step_memory.tasks)
+        last: dict[tuple[int, int], int] = {}  # the others are launches that the operator makes itself
+        for number, task in enumerate(self.step_memory.tasks):
+            if task.operator != NO_OPERATOR:
+                last[task.micro_batch, task.operator] = number
+        for (_, operator), number in last.items():
+            durations[number] = by_operator[operator]
+        for number, size_bytes in self._optimizer_bytes().items():
+            if classify(self.step_memory.tasks[number].name) is not OpClass.NONE:
+                latency_ns = self.costs.device.op_latency_ns["vector"]
+                durations[number] = moving_ns(size_bytes, self.costs.device) + latency_ns
+        return durations
+
+    def _optimizer_bytes(self) -> dict[int, int]:
+        """Return the bytes that each task of the optimizer reads and writes."""
+        sizes: dict[int, int] = {}
+        for block in self.step_memory.blocks:
+            for task in {block.begin, *block.uses}:
+                if 0 <= task < len(self.step_memory.tasks) and self.step_memory.tasks[task].phase == OPTIMIZER:
+                    sizes[task] = sizes.get(task, 0) + block.size_bytes
+        return sizes
+
+    def _role_of(self, facts: BlockFacts) -> _BlockRole:
+        block, tasks = facts.block, self.step_memory.tasks
+        if block.begin < 0:
+            return _BlockRole(MemoryKind.TRANSIENT, MemoryPart.OTHER, 0, -1)
+        # Allocations lag behind launches: the label is that of the operator that makes the tensor.
+        made_at = self.index.task_of(facts.micro_batch, facts.operator, block.begin)
+        phase, label = tasks[block.begin].phase, self._task_labels[made_at]
+        layer = self.index.layer_of(made_at)
+        is_loss = layer is None and self.texts[label].startswith("loss")
+        place = -1 if layer is None else layer
+        ends_in = tasks[block.end].phase if block.end < len(tasks) else OPTIMIZER
+        if phase == OPTIMIZER:
+            return _BlockRole(MemoryKind.TRANSIENT, MemoryPart.OPTIMIZER_TEMPORARIES, label, place)
+        if phase == BACKWARD:
+            is_gradient = ends_in != BACKWARD or tasks[min(block.end, len(tasks) - 1)].micro_batch != facts.micro_batch
+            if is_gradient:
+                return _BlockRole(MemoryKind.GRADIENT, MemoryPart.GRADIENTS, label, place)
+            part = MemoryPart.LOSS if is_loss else MemoryPart.ACTIVATION_GRADIENTS
+            return _BlockRole(MemoryKind.TRANSIENT, part, label, place)
+        kind = MemoryKind.KEPT if facts.is_saved else MemoryKind.TRANSIENT
+        part = MemoryPart.SAVED_ACTIVATIONS if facts.is_saved else MemoryPart.TEMPORARIES
+        return _BlockRole(kind, MemoryPart.LOSS if is_loss else part, label, place)
+
+    def _program(self, schedule: Schedule) -> Program:
+        return Program(
+            stage_starts=np.array([0, len(schedule.tasks)]),
+            ops=self._ops(schedule),
+            copies=self._copies(schedule.copies),
+            intervals=self._intervals(schedule),
+            labels=self.texts,
+            contended_permille=self.costs.device.contended_permille,
+        )
+
+    def _ops(self, schedule: Schedule) -> Ops:
+        tasks = self.step_memory.tasks
+        numbers = np.array([task for task, _ in schedule.tasks])
+        kinds = {FORWARD: OpKind.FORWARD, BACKWARD: OpKind.BACKWARD, OPTIMIZER: OpKind.BACKWARD}
+        kind = [OpKind.RECOMPUTE if is_again else kinds[tasks[task].phase] for task, is_again in schedule.tasks]
+        layers = [-1 if (layer := self.index.layer_of(task)) is None else layer for task in numbers]
+        return Ops(
+            duration_ns=np.array(self._task_ns, np.int64)[numbers],
+            kind=np.array(kind, np.int8),
+            wait_op=np.full(len(numbers), NO_OP, np.int64),
+            layer=np.array(layers, np.int32),
+            micro_batch=np.array([tasks[task].micro_batch for task in numbers], np.int32),
+            label=np.array(self._task_labels, np.int32)[numbers],
+        )
+
+    def _copies(self, copies: Sequence[Copy]) -> Copies:
+        device = self.costs.device
+        sizes = [copy.size_bytes for copy in copies]
+
+        def column(values: Sequence[int], dtype: type = np.int64) -> np.ndarray:
+            return np.array(values, dtype)
+
+        return Copies(
+            size_bytes=column(sizes),
+            out_ns=column([copy_ns(size, device.offload, device) for size in sizes]),
+            in_ns=column([copy_ns(size, device.prefetch, device) for size in sizes]),
+            producer_op=column([copy.forward_end for copy in copies]),
+            release_op=column([copy.release for copy in copies]),
+            prefetch_op=column([copy.fetch - 1 for copy in copies]),
+            first_user_op=column([copy.backward_begin for copy in copies]),
+            label=column([self._roles[copy.block].label for copy in copies], np.int32),
+            layer=column([copy.layer for copy in copies], np.int32),
+            micro_batch=column([copy.micro_batch for copy in copies], np.int32),
+        )
+
+    def _intervals(self, schedule: Schedule) -> Intervals:
+        last = len(schedule.tasks) - 1
+        rows = list(self._interval_rows(schedule.lifetimes, last))
+        columns = np.array(rows, np.int64).reshape(-1, 7).T
+        size_bytes, begin, end, kind, part, label, layer = columns
+        return Intervals(
+            size_bytes=size_bytes,
+            begin=begin,
+            end=end,
+            kind=kind.astype(np.int8),
+            part=part.astype(np.int8),
+            label=label.astype(np.int32),
+            layer=layer.astype(np.int32),
+            stage=np.zeros(len(rows), np.int32),
+        )
+
+    def _interval_rows(self, lifetimes: Sequence[Lifetime], last: int) -> Iterator[tuple[int, ...]]:
+        for lifetime in lifetimes:
+            if self.index.blocks[lifetime.block].is_permanent and lifetime.copy < 0:
+                continue  # static memory
+            role = self._roles[lifetime.block]
+            kind = _KINDS.get(lifetime.purpose, role.kind)
+            part = _PARTS.get(lifetime.purpose, role.part)
+            if lifetime.purpose is Purpose.FORWARD_ONLY and part is MemoryPart.SAVED_ACTIVATIONS:
+                part = MemoryPart.TEMPORARIES
+            end = min(lifetime.end, last)
+            if lifetime.purpose is Purpose.OFFLOADED:
+                end = int(copy_reference(np.array(lifetime.copy)))
+            yield lifetime.size_bytes, min(lifetime.begin, last), end, kind, part, role.label, role.layer
+
+
+def distance_of(policy: Policy) -> int:
+    """Return the distance of the swap of a policy in layers: MindFormers 2.x has one for all entries."""
+    return max(distances_of(policy), default=1)
+
+
+def distances_of(policy: Policy) -> list[int]:
+    """Return the distances of all swaps of a policy."""
+    return [entry.prefetch for entry in policy.layer_swap] + [entry.prefetch for entry in policy.op_swap]

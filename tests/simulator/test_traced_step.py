@@ -1,0 +1,93 @@
+"""Simulated memory of a recorded step of MindFormers 2.1.0 against dry runs of the same configuration."""
+
+import gzip
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from mindswap.config.parse import parse_document
+from mindswap.config.step_settings import read_step_settings
+from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.pynative.trace import dump_trace, load_trace
+from mindswap.simulator.cost.device_costs import find_costs
+from mindswap.simulator.memory_parts import MemoryPart
+from mindswap.simulator.summary import measure_layers, measure_stages
+from mindswap.simulator.traced_step import TracedStepModel
+from mindswap.steps.recorded import capture_of
+
+DATA = Path(__file__).parents[1] / "data"
+KEEP = Policy(is_swap_enabled=True)
+ALL, FRONT = Layers(range(4)), Layers(range(3))
+# Policy -> peak in bytes of `mindswap dryrun` of tests/data/qwen3_2x.yaml with it, measured on 2026-11-30.
+MEASURED = {
+    KEEP: 190071808,
+    Policy(is_swap_enabled=True, layer_recompute=ALL): 141700608,
+    Policy(is_swap_enabled=True, layer_swap=(LayerSwap(FRONT, 1),)): 153001984,
+    Policy(is_swap_enabled=True, op_swap=(OpSwap("mlp", Layers(0, 1), 2),)): 177221632,
+    Policy(is_swap_enabled=True, select_recompute=(OpRecompute("self_attention", ALL),)): 173207040,
+    Policy(is_swap_enabled=True, layer_swap=(LayerSwap(FRONT, 1),), layer_recompute=ALL): 140127744,
+}
+
+
+@lru_cache(maxsize=1)
+def recorded():
+    return load_trace(gzip.decompress((DATA / "qwen3_2x_step.json.gz").read_bytes()).decode(), "step.json")
+
+
+@lru_cache(maxsize=1)
+def traced_model():
+    step = recorded()
+    source = parse_document(step.config, "step.json")
+    costs = find_costs([source], "atlas_800t_a2", {})
+    return TracedStepModel(step, capture_of(step), costs, read_step_settings(source))
+
+
+@pytest.mark.parametrize("policy", MEASURED, ids=str)
+def test_peaks_are_those_of_the_dry_run(policy):
+    assert traced_model().simulate(policy).peak_bytes == pytest.approx(MEASURED[policy], rel=0.01)
+
+
+def test_parts_add_up_to_the_peak_and_the_loss_is_named():
+    step = traced_model().simulate(KEEP)
+    (stage,) = measure_stages(step.timeline, step.static)
+    assert sum(stage.parts.values()) == step.peak_bytes
+    logits_bytes = 4 * 1024 * 4096  # float32
+    assert stage.parts[MemoryPart.LOSS] >= 3 * logits_bytes  # logits, their exponentials and their gradient
+    assert stage.parts[MemoryPart.OPTIMIZER_STATES] > stage.parts[MemoryPart.WEIGHTS]
+
+
+def test_what_a_policy_does_is_in_the_rows_of_the_layers():
+    policy = Policy(is_swap_enabled=True, layer_swap=(LayerSwap(Layers(0), 1),), layer_recompute=Layers(3))
+    kept = measure_layers(traced_model().simulate(KEEP).timeline)
+    rows = measure_layers(traced_model().simulate(policy).timeline)
+    assert rows[0].swapped_bytes > 0 and rows[0].kept_bytes < kept[0].kept_bytes
+    assert rows[3].recompute_ns == pytest.approx(rows[3].forward_ns, rel=0.05) and rows[3].recomputed_bytes > 0
+    assert rows[2] == kept[2]
+
+
+def test_a_copy_out_is_not_longer_on_the_device_than_its_layer_pair():
+    timeline = traced_model().simulate(Policy(is_swap_enabled=True, layer_swap=(LayerSwap(FRONT, 1),))).timeline
+    copies = timeline.program.copies
+    assert (copies.producer_op < copies.release_op).all() and (copies.prefetch_op < copies.first_user_op).all()
+    layers = timeline.program.ops.layer
+    assert (layers[copies.release_op] == layers[copies.producer_op] + 1).all()
+
+
+def test_swap_and_recompute_take_time():
+    policies = list(MEASURED)
+    times = {policy: traced_model().simulate(policy).step_time_ns for policy in policies}
+    assert all(times[policy] >= times[KEEP] for policy in policies)
+    assert times[policies[1]] > times[KEEP]
+
+
+def test_a_trace_with_its_memory_is_written_and_read_back():
+    step = recorded()
+    again = load_trace(dump_trace(step), "again.json")
+    assert again.memory.to_data() == step.memory.to_data()
+
+
+def test_cells_that_save_much_can_be_named_in_a_plan():
+    cells = traced_model().saving_cells(30)
+    assert {"mlp", "self_attention", "self_attention.core_attention"} <= set(cells)
+    assert traced_model().saving_cells(1001) == []
