@@ -4,14 +4,13 @@ import re
 from collections.abc import Iterator
 from decimal import ROUND_DOWN, Decimal
 
+from mindswap.config.card_memory import read_card_memory, read_hccl_buffer_of
 from mindswap.config.findings import Finding, rule
 from mindswap.config.nodes import DocumentNode, show
 from mindswap.config.problem import Level, Location
 from mindswap.config.step_settings import (
     ALLOWED,
     ASCEND,
-    CARD_BYTES,
-    DEFAULT_HCCL_BUFFER_BYTES,
     GRAPH,
     LARGEST_LIMIT_BYTES,
     PATH,
@@ -21,7 +20,6 @@ from mindswap.config.step_settings import (
     is_on_cpu,
     read_device_memory,
     read_device_target,
-    read_hccl_buffer,
     read_step_settings,
     uses_pynative_mode,
 )
@@ -36,7 +34,6 @@ _GB_PER_UNIT |= {unit: Decimal(1) / 1024 for unit in ("M", "MB")} | {unit: Decim
 _MEMORY = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>(?:[GMT]B?)?)", re.ASCII)
 # An A3 card has two dies of 64 GB; a limit up to this size can be meant as the size of a card.
 LARGEST_CARD_BYTES = 128 * 2**30
-DEFAULT_LIMIT_GIB = 58  # of MindFormers, and of its configurations for cards of 64 GB
 LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"
 
 
@@ -152,35 +149,37 @@ def max_device_memory(context: Context) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def unmanaged_device_memory(context: Context) -> Iterator[Finding]:
-    """`context.max_device_memory` leaves too little memory of a card of 64 GB for buffers outside of MindSpore's pool.
+    """`context.max_device_memory` leaves too little memory of the card for buffers outside of MindSpore's pool.
 
-    CANN offers 60.96 GiB of such a card. HCCL keeps two buffers of `HCCL_BUFFSIZE` (200 MB) for each communicator
-    outside MindSpore's pool: where the pool may grow until they do not fit, a run ends in an out-of-memory error of
-    HCCL. MindSpore stops where the limit is not below the free memory. It ignores limits above 64 GB; up to 128 GB, the
-    size of an A3 card of two dies, this is reported, because it can be meant as the size of a card.
+    CANN offers 60.96 GiB of a card of 64 GB, and about 30.5 GiB of one of 32 GB (assumed, in proportion). The card is
+    the one of `mindswap.device`, by default one of 64 GB. HCCL keeps two buffers of `HCCL_BUFFSIZE` (200 MB) for each
+    communicator outside MindSpore's pool: where the pool may grow until they do not fit, a run ends in an out-of-memory
+    error of HCCL. MindSpore stops where the limit is not below the free memory. It ignores limits above 64 GB; up to
+    128 GB, the size of an A3 card of two dies, this is reported, because it can be meant as the size of a card.
 
     PASS: context: {max_device_memory: "58GB"}
+    PASS: {context: {max_device_memory: "29GB"}, mindswap: {device: atlas_800i_a2_32g}}
     FAIL: context: {max_device_memory: "61GB"}
+    FAIL: {context: {max_device_memory: "31GB"}, mindswap: {device: atlas_800i_a2_32g}}
     """
-    limit = read_device_memory(context.document)
-    if limit is None or is_on_cpu(context.document):
+    limit, card = read_device_memory(context.document), read_card_memory(context.document)
+    if limit is None or card is None or is_on_cpu(context.document) or limit.size_bytes > LARGEST_CARD_BYTES:
         return
     settings = read_step_settings(context.document)
-    buffer_bytes = read_hccl_buffer(context.environ) or DEFAULT_HCCL_BUFFER_BYTES
+    buffer_bytes = read_hccl_buffer_of(context.document, context.environ)
     needed_bytes = hccl_bytes(buffer_bytes, len(settings.communicators))
-    most_gib = min((CARD_BYTES - needed_bytes) // 2**30, DEFAULT_LIMIT_GIB)
+    most_gib = min(card.size_bytes - needed_bytes, card.limit_bytes) // 2**30
+    offered = f"{format_bytes(card.size_bytes)}{' (assumed)' if card.is_assumed else ''}"
     size = f"{PATH}: {show(context.document.value(*PATH.split('.')))}"
-    left = f"of the {format_bytes(CARD_BYTES)} that CANN offers of a card of 64 GB"
+    left = f"of the {offered} that CANN offers of {card.description}"
     if limit.size_bytes > LARGEST_LIMIT_BYTES:
-        if limit.size_bytes > LARGEST_CARD_BYTES:
-            return
         message = f"{size} is more than 64GB: MindSpore ignores it and takes 15/16 of the free memory, "
-        message += f"{format_bytes(CARD_BYTES * 15 // 16)} {left} if all is free"
-    elif limit.size_bytes >= CARD_BYTES:
-        message = f"{size} is more than a card of 64 GB has: CANN offers {format_bytes(CARD_BYTES)}; MindSpore stops"
-    elif limit.size_bytes + needed_bytes > CARD_BYTES:
+        message += f"{format_bytes(card.size_bytes * 15 // 16)} {left} if all is free"
+    elif limit.size_bytes >= card.size_bytes:
+        message = f"{size} is more than {card.description} has: CANN offers {offered}; MindSpore stops"
+    elif limit.size_bytes + needed_bytes > card.size_bytes:
         names = settings.communicators
-        message = f"{size} leaves {format_bytes(CARD_BYTES - limit.size_bytes)} {left}, HCCL takes "
+        message = f"{size} leaves {format_bytes(card.size_bytes - limit.size_bytes)} {left}, HCCL takes "
         message += f"{format_bytes(needed_bytes)} for {format_count(len(names), 'communicator')} ({', '.join(names)})"
     else:
         return

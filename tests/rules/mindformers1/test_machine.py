@@ -175,6 +175,43 @@ def test_the_limit_leaves_memory_for_hccl(text, others, environ, message):
     assert all(message in p.message and p.level is Level.WARNING for p in problems)
 
 
+@pytest.mark.parametrize("device", ["atlas_800i_a2_32g", "atlas_800_9000"])
+@pytest.mark.parametrize(
+    ("text", "message", "fix"),
+    [
+        ('"28GB"', "", ""),  # 2.34 GiB of HCCL would fit into 2.48
+        ('"29GB"', "leaves 1.5 GiB of the 30.5 GiB (assumed) that CANN offers of %s, HCCL takes 2.3 GiB for 6", "28GB"),
+        ('"31GB"', "is more than %s has: CANN offers 30.5 GiB (assumed); MindSpore stops", "28GB"),
+        ('"58GB"', "is more than %s has: CANN offers 30.5 GiB (assumed); MindSpore stops", "28GB"),
+        ('"1024GB"', "", ""),
+    ],
+)
+def test_the_limit_leaves_memory_for_hccl_on_cards_of_32_gb(device, text, message, fix):
+    text = f"{{context: {{max_device_memory: {text}}}, {PIPELINE}, mindswap: {{device: {device}}}}}"
+    problems = [p for p in check(text).problems if p.rule == "unmanaged-device-memory"]
+    assert bool(problems) == bool(message)
+    assert all(message % device in p.message and p.allowed == f"at most {fix}" for p in problems)
+
+
+def test_the_limit_leaves_memory_on_a_die_of_a3_and_on_a_card_of_the_users_own(tmp_path):
+    """A die of A3 has 61.27 GiB; a copy of a device file with other sizes, in another unit, counts as it is."""
+    text = '{context: {max_device_memory: "%s"}, use_parallel: False, mindswap: {device: %s}}'
+    assert found(text % ("61GB", "a3_die")) == []
+    assert [p.rule for p in check(text % ("62GB", "a3_die")).problems] == ["unmanaged-device-memory"]
+    (tmp_path / "mine.yaml").write_text("device_memory_gb: {value: 24}\nusable_memory_gib: 20\n", encoding="utf-8")
+    (problem,) = check(text % ("23GB", tmp_path / "mine.yaml")).problems
+    assert "is more than mine has: CANN offers 22.4 GiB; MindSpore stops" in problem.message
+    assert problem.allowed == "at most 20GB"
+    assert found(text % ("23GB", "cpu")) == found(text % ("23GB", "generic")) == []
+
+
+def test_buffers_of_the_section_mindswap_count():
+    text = '{context: {max_device_memory: "57GB"}, %s, mindswap: {hccl_buffer: %s}}'
+    assert found(text % (PIPELINE, "200MiB")) == []
+    (problem,) = check(text % (PIPELINE, "400MiB"), environ={"HCCL_BUFFSIZE": "100"}).problems
+    assert "HCCL takes 4.7 GiB for 6 communicators" in problem.message
+
+
 def test_in_a_run_with_swap_off_it_is_a_warning():
     assert [p.level for p in check("{context: {max_device_memory: 58}}").problems] == [Level.ERROR]
     (problem,) = check("{context: {max_device_memory: 58}}", is_training_start=True).problems
