@@ -6,19 +6,29 @@
 The compiler merges equal operators only if a policy applies the same settings to them, so they are merged last.
 """
 
+import functools
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from mindswap.config.step_settings import StepSettings
 from mindswap.errors import SimulationError
+from mindswap.graph.analysis.prediction_layers import find_recomputable
 from mindswap.graph.analysis.saved_tensors import Label, Names, find_boundary_operators
 from mindswap.graph.analysis.weight_copies import find_weight_casts
 from mindswap.graph.layer_paths import assign_layer_indices
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.passes.fusion import merge_equal
 from mindswap.graph.passes.gather import gather_weights
+from mindswap.graph.passes.gradient_order import find_gradient_pairs, order_weight_gradients
+from mindswap.graph.passes.half_gradients import merge_half_gradients
 from mindswap.graph.passes.interleaved_halves import order_halves
-from mindswap.graph.passes.swap_recompute import normalize_saved_names, rewrite_graph, settings_of_policy
+from mindswap.graph.passes.loss_order import order_losses
+from mindswap.graph.passes.swap_recompute import (
+    NodeSettings,
+    normalize_saved_names,
+    rewrite_graph,
+    settings_of_policy,
+)
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.sharding.pipeline_stage import share_casts
 from mindswap.graph.storage import classify_saved
@@ -47,10 +57,16 @@ class CompiledLayers:
         # The step before equal operators are merged; AllGathers of weights by name of their node; operators that run
         # once in a step, for all micro-batches.
         self.graph, self.gathers, self.per_step_operators = gathered.graph, gathered.collectives, gathered.computed_once
+        self._has_micro_steps = settings.num_micro_steps > 1
         self._named = normalize_saved_names(self.graph)  # input of `rewrite_graph`
+        is_ordered = self._has_micro_steps and not settings.has_interleaved_halves
+        # Products of backward that the backend orders; None if it does not.
+        self.gradient_pairs = find_gradient_pairs(self._named) if is_ordered else None
         # With several micro-batches a cast of a weight is recomputed with a cell around it, not if a policy names it
         # (docs/internals/notes.md#recomputed-weight-casts).
-        self._computed_once = find_weight_casts(self.graph) if settings.num_micro_steps > 1 else frozenset()
+        self._computed_once = find_weight_casts(self.graph) if self._has_micro_steps else frozenset()
+        # Operators of the layers for multi-token prediction that recompute of the last layer recomputes, if full.
+        self.prediction = find_recomputable(self.graph)
         self.reads_caches = cache_readers(self.graph)  # operators that cannot be recomputed with split sequences
         # The step without any policy, with equal operators merged.
         self.plain = replace(source, graph=self.graph)
@@ -84,8 +100,19 @@ class CompiledLayers:
             graph = merge_equal(self._named, settings.of) if self.source.has_all_tags else self._named
             while len(self._recent) >= NUM_RECENT:
                 del self._recent[next(iter(self._recent))]
-            self._recent[key] = rewrite_graph(graph, settings)
+            self._recent[key] = self._rewrite(graph, settings)
         return self._recent[key]
+
+    @functools.cached_property
+    def with_prediction_recomputed(self) -> Graph:
+        """The step in which the layers for multi-token prediction are recomputed, and no others."""
+        settings = settings_of_policy(self._named, self._paths, self.decisions(Policy(is_swap_enabled=True), 0))
+        graph = merge_equal(self._named, settings.of) if self.source.has_all_tags else self._named
+        return self._rewrite(graph, replace(settings, recomputed=settings.recomputed | self.prediction))
+
+    def _rewrite(self, graph: Graph, settings: NodeSettings) -> Graph:
+        rewritten = rewrite_graph(graph, settings)
+        return rewritten if self.gradient_pairs is None else order_weight_gradients(rewritten, self.gradient_pairs)
 
     def _refuse_caches(self, recomputed: Iterable[str]) -> None:
         refused = sorted(self.reads_caches.intersection(recomputed))
@@ -96,12 +123,16 @@ class CompiledLayers:
                 "    allowed: recompute of other operators\n    fix:     recompute without them, or seq_split_num: 1"
             )
 
-    def with_ordered_halves(self, graph: Graph) -> Graph:
-        """Order the interleaved halves of `fine_grain_interleave` as MindSpore does."""
+    def in_backend_order(self, graph: Graph) -> Graph:
+        """Order the interleaved halves of `fine_grain_interleave`, and two losses, as MindSpore does."""
         collectives = self.source.collectives.items()
         communicating_first = {name for name, entries in collectives if any(entry.is_before for entry in entries)}
         communicating_after = {name for name, entries in collectives if not all(entry.is_before for entry in entries)}
-        return order_halves(graph, communicating_first, communicating_after)
+        ordered = order_halves(graph, communicating_first, communicating_after)
+        ordered = merge_half_gradients(ordered) if self._has_micro_steps else ordered
+        if not self.prediction or self._has_micro_steps:
+            return ordered
+        return order_losses(ordered, communicating_first, communicating_after)
 
     def holder_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """Return the holders through which backward saves the tensors of a layer, under the recompute of a policy.

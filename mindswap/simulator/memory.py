@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mindswap.errors import SimulationError
-from mindswap.simulator.program import NO_OP, MemoryKind, OpKind
+from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Program
 from mindswap.simulator.timeline import MemoryProfile, Timeline
 
 
@@ -23,7 +23,8 @@ def interval_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     - outputs of communication, and prefetched tensors, are allocated after the previous compute operator, however late
       the communication or copy starts;
     - inputs of communication are freed when the first operator that waits for it starts; sent tensors when the next
-      operator starts that waits for a received one, because both use the stream of one communication group.
+      operator starts that waits for a received one, because both use the stream of one communication group. A stage
+      that goes on with a backward receives its gradient before it sends what forward made, so it is the one after that.
 
     Raises:
         SimulationError: if an interval ends before it begins, because no dependency orders both.
@@ -64,18 +65,33 @@ def _launch_times(timeline: Timeline) -> _LaunchTimes:
     before = np.maximum.accumulate(np.where(is_compute, position, NO_OP))  # the last compute operator up to each
     before = np.where(before < np.repeat(starts[:-1], np.diff(starts)), NO_OP, before)
     before_ns = np.where(before == NO_OP, 0, timeline.op_end_ns[before])
+    begins = np.append(timeline.op_start_ns, 0)[find_waiters(program)]
+    ends = np.where(is_compute, timeline.op_end_ns, np.maximum(begins, before_ns))
+    return _LaunchTimes(np.where(is_compute, timeline.op_start_ns, before_ns), ends, before_ns)
+
+
+def find_waiters(program: Program) -> np.ndarray:
+    """Return the compute operator at whose start inputs of communication are freed: int64, shape (num_ops,).
+
+    It is the first one that waits for the communication, for a SEND the one that waits for a later RECEIVE; the number
+    of operators if none waits.
+    """
+    ops, starts = program.ops, program.stage_starts
+    position = np.arange(len(ops))
     waiter = np.full(len(ops), len(ops))
-    waits = is_compute & (ops.wait_op != NO_OP)
+    waits = (ops.kind < OpKind.COLLECTIVE) & (ops.wait_op != NO_OP)
     np.minimum.at(waiter, ops.wait_op[waits], position[waits])
     sends, receives = np.flatnonzero(ops.kind == OpKind.SEND), np.flatnonzero(ops.kind == OpKind.RECEIVE)
     if len(sends):
-        following = np.append(receives, 0)[np.searchsorted(receives, sends)]
+        # Between a forward and a backward the gradient is received before the SEND: the RECEIVE after that one counts.
+        reader = np.append(ops.kind, OpKind.FORWARD)[waiter[np.minimum(sends + 1, len(ops) - 1)]]
+        is_before_backward = np.isin(sends + 1, receives) & np.isin(reader, (OpKind.BACKWARD, OpKind.RECOMPUTE))
+        is_before_backward &= ops.kind[np.maximum(sends - 1, 0)] == OpKind.FORWARD
+        following = np.append(receives, [0, 0])[np.searchsorted(receives, sends) + is_before_backward]
         end_of_stage = starts[np.searchsorted(starts, sends, side="right")]
         is_here = (following > sends) & (following < end_of_stage)
         waiter[sends] = np.where(is_here, waiter[following], end_of_stage - 1)
-    begins = np.append(timeline.op_start_ns, 0)[np.minimum(waiter, len(ops))]
-    ends = np.where(is_compute, timeline.op_end_ns, np.maximum(begins, before_ns))
-    return _LaunchTimes(np.where(is_compute, timeline.op_start_ns, before_ns), ends, before_ns)
+    return waiter
 
 
 def peak_memory(timeline: Timeline) -> np.ndarray:

@@ -12,6 +12,7 @@ from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
 from mindswap.graph.passes.fusion import Fusion, find_fusions, find_unwritten
 from mindswap.graph.passes.gather import is_gathering
+from mindswap.graph.passes.half_gradients import MERGED_MARK
 from mindswap.graph.ring_attention import RING, list_rounds
 from mindswap.simulator.layer_block import BlockOp, Consumers
 from mindswap.simulator.memory_parts import TensorRole
@@ -311,7 +312,7 @@ class StepReader:
             )
             if tensor_type.size_bytes
             else None
-            for tensor_type in (() if node.op in WRITING_OPS else node.outputs)
+            for tensor_type in (() if node.op in WRITING_OPS or MERGED_MARK in node.attributes else node.outputs)
         )
         self.values[node.name] = outputs
         tensors = [tensor for tensor in outputs if tensor is not None]

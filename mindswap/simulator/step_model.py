@@ -12,6 +12,7 @@ from mindswap.errors import SimulationError
 from mindswap.graph.analysis.collectives import Collective
 from mindswap.graph.analysis.saved_tensors import Label
 from mindswap.graph.analysis.work import measure_work
+from mindswap.graph.model import Graph
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.policy.formats.mindformers1.truncate import truncated_offset
 from mindswap.policy.model import Policy
@@ -42,6 +43,7 @@ from mindswap.simulator.timeline import (
 )
 
 PLAIN = Policy(is_swap_enabled=True)
+PREDICTION = "layers for multi-token prediction recomputed"  # key of their block
 # Size of the cache of partitioned steps: most often few blocks of a step are requested, in quick succession.
 NUM_RECENT = 32
 
@@ -279,10 +281,8 @@ class StepModel:
         layers = layers_of(is_swapping)
         if is_swapping and not any(t.num_copies for block in dict.fromkeys(layers) for t in block.tensors):
             layers = layers_of(self.is_swapping)  # no named tensor is saved for backward, so nothing is swapped
-        prologue, epilogue = (
-            self._block(PLAIN, 0, segment, self.is_swapping) for segment in (-1, len(self.captured.trees))
-        )
-        return [prologue, *layers, epilogue]
+        prologue = self._block(PLAIN, 0, -1, self.is_swapping)
+        return [prologue, *layers, self._epilogue(acting, is_swapping)]
 
     def blocks_with_free_gathers(self) -> list[Block]:
         """Return `blocks` without swap and recompute, with zero duration of the AllGathers of weights."""
@@ -298,6 +298,17 @@ class StepModel:
     def holder_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """Return `CompiledLayers.holder_names` of a layer, whether or not swap is enabled."""
         return self.layers.holder_names(with_recompute_only(policy), layer_index)
+
+    def _epilogue(self, acting: Policy, is_swapping: bool) -> Block:
+        """Return the block after the layers; layers for multi-token prediction are recomputed with the last layer."""
+        segment, last = len(self.captured.trees), self.captured.num_layers - 1
+        if not self.layers.prediction or last not in acting.layer_recompute:
+            return self._block(PLAIN, 0, segment, self.is_swapping)
+        is_swapping = is_swapping and self._parts.has_single_micro_step
+        key, blocks = ((PREDICTION, is_swapping), segment), self._parts.cache.blocks
+        if key not in blocks:
+            blocks[key] = self._read_blocks(self.layers.with_prediction_recomputed, is_swapping)(segment)
+        return blocks[key]
 
     def _layer_block(self, acting: Policy, layer_index: int, is_swapping: bool) -> Block:
         segment = self.captured.sample.layer_map[layer_index]
@@ -323,8 +334,11 @@ class StepModel:
 
     def _block_builder(self, policy: Policy, layer_index: int, is_swapping: bool) -> Callable[[int], Block]:
         """Read the step in which all compiled layers have these settings; return the function segment -> block."""
+        return self._read_blocks(self.layers.rewritten(policy, layer_index), is_swapping)
+
+    def _read_blocks(self, graph: Graph, is_swapping: bool) -> Callable[[int], Block]:
         return BlockBuilder(
-            graph=self.layers.with_ordered_halves(self.layers.rewritten(policy, layer_index)),
+            graph=self.layers.in_backend_order(graph),
             operator_ns=self.costs.operator_ns,
             label=self.names,
             collectives=self._parts.collectives,

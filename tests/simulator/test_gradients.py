@@ -126,11 +126,11 @@ def test_the_whole_gradient_is_cast_and_sent():
 
 
 def test_sums_take_gradients_at_once():
-    # Layers 2 and 1, then layer 0 and right behind it the embedding, twice. The one weight of the step is the
-    # embedding: at last the optimizer gets a copy of its sum, when the gradient has gone.
+    # Layers 2, 1 and 0, each before the gradient of its input, and the embedding, twice. The one weight of the step is
+    # the embedding: at last the optimizer gets a copy of its sum, when the gradient has gone.
     own = model(num_micro_batches=2)
     assert own.layout.closing_bytes == (KIB,)
-    assert gradient_bytes(own) == [KIB, 0] * 6
+    assert gradient_bytes(own) == [KIB, 0] * 8
     assert own.static[0].gradient_bytes == KIB
 
 

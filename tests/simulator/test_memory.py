@@ -125,7 +125,15 @@ def test_a_send_without_a_receive_after_it_on_its_stage_holds_its_tensor_to_the_
 
 def test_a_send_holds_its_tensor_until_the_compute_stream_waits_for_the_next_receive():
     """Send 1 and receive 2 are one exchange in MindSpore's order; operator 3 runs meanwhile and operator 4 waits."""
-    stages = ("F10 S5@0 V5 F20 B10@2 B10", "V5@1 F10@6 S5@7")
+    stages = ("F10 S5@0 V5 F20 F10@2 F10", "V5@1 F10@6 S5@7")
     timeline = run_program(program_of(*stages, spans=[Span(2, 0, 1)]))
     ((_, end_ns),) = pairs(*interval_times(timeline))
     assert end_ns == timeline.op_start_ns[4] >= 30
+
+
+def test_a_stage_receives_the_gradient_of_its_backward_before_it_sends_what_forward_made():
+    """Operator 0 is sent by 1; receive 2 is of the backward of operator 3, receive 5 of operator 6, which frees it."""
+    first, second = "F10 S5@0 V5 B10@2 F10 V5 B10@5 B10", "V5@1 F10@8 S5@9 F10 S5@11"
+    timeline = run_program(program_of(first, second, spans=[Span(2, 0, 1)]))
+    ((_, end_ns),) = pairs(*interval_times(timeline))
+    assert end_ns == timeline.op_start_ns[6] > timeline.op_start_ns[3]

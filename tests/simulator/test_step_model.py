@@ -345,3 +345,36 @@ def test_flops_are_of_all_cards_that_do_the_same_and_all_micro_batches():
     """Two data parallel ranks in each of two stages, which share the layers: 2 x 2 micro-batches."""
     cards = model(NUM_LAYERS, data_parallel=2, pipeline=Pipeline(num_stages=2), num_micro_batches=2)
     assert cards.model_flops() == 4 * MODEL.model_flops() > 0
+
+
+def with_prediction() -> StepModel:
+    """The model of three layers with a layer for multi-token prediction of two operators, which the loss reads."""
+    step, cell = captured(), "model.mtp.layers.0"
+    more = [placed("inner", "MatMul", "add2", None, f"{cell}.mlp"), placed("outer", "Gelu", "inner", None, cell)]
+    loss = replace(step.graph.forward[-1], inputs=("add2", "outer"))
+    forward = (*step.graph.forward[:-1], *more, loss)
+    gradient = replace(step.graph.backward[0], inputs=("add2_b", "outer_b", "inner_b"))
+    saved = (*step.graph.saved, Saved("inner", "inner_b"), Saved("outer", "outer_b"))
+    changed = replace(step.graph, forward=forward, backward=(gradient, *step.graph.backward[1:]), saved=saved)
+    return StepModel(replace(step, graph=changed), CostTable(device()), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_recomputed"),
+    [
+        (Policy(True, layer_recompute=ALL_LAYERS), True),
+        (Policy(True, layer_recompute=Layers((2,))), True),
+        (Policy(True, layer_recompute=Layers((0, 1))), False),
+        (Policy(True, select_recompute=(OpRecompute("mlp", ALL_LAYERS),)), False),
+        (Policy(True), False),
+    ],
+)
+def test_layers_for_multi_token_prediction_are_recomputed_with_the_last_layer(policy, is_recomputed):
+    """What is in the layer is recomputed in backward, its output is kept, as MindFormers sets it."""
+    built = with_prediction()
+    *_, epilogue = built.blocks(policy)
+    again = [str(op.label) for op in epilogue.backward if op.kind is OpKind.RECOMPUTE]
+    assert again == (["model.mtp.layers.0.mlp.MatMul"] if is_recomputed else [])
+    kept = [str(t.label) for t in epilogue.tensors if t.is_forward and t.uses.first_backward >= 0]
+    inner = [] if is_recomputed else ["model.mtp.layers.0.mlp.MatMul"]
+    assert [label for label in kept if "mtp" in label] == [*inner, "model.mtp.layers.0.Gelu"]

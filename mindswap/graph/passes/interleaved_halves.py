@@ -66,6 +66,11 @@ def _slice_of_half(node: Node) -> re.Match[str] | None:
     return CUTTING_CELL.search(node.cell_path) if node.op == "StridedSlice" else None
 
 
+def has_halves(graph: Graph) -> bool:
+    """Return whether layers of the graph compute in two halves."""
+    return any(map(_slice_of_half, graph.forward))
+
+
 def order_halves(graph: Graph, communicating_first: Set[str], communicating_after: Set[str]) -> Graph:
     """Return the graph with the halves of each layer in alternating order; unchanged if no layer has halves.
 
@@ -74,7 +79,7 @@ def order_halves(graph: Graph, communicating_first: Set[str], communicating_afte
         communicating_first: operators that wait for communication before they compute.
         communicating_after: operators whose output is communicated.
     """
-    if not any(map(_slice_of_half, graph.forward)):
+    if not has_halves(graph):
         return graph
     branches = Branches(graph.forward, graph.index.forward_names, graph.constants)
     origins = graph.index.forward_nodes

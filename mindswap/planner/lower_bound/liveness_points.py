@@ -1,7 +1,9 @@
 """Memory in use under every policy, operator by operator, and the layers whose backward is pending then.
 
 Proof: the operators of the step without any policy run in the same order under every policy; recomputed operators run
-in between. So an output is alive until its last reader ends. A tensor saved for backward is alive until its last reader
+in between. A product that gives the gradient of a weight runs before the one that gives the gradient of the input, and
+behind it if it reads a recomputed tensor, which is as large as the gradient of the input.
+So an output is alive until its last reader ends. A tensor saved for backward is alive until its last reader
 in forward, and from its first to its last reader in backward, whether it is kept, swapped or recomputed.
 
     tensor saved for backward   | produced ... last in forward |          | first ... last in backward |
@@ -15,10 +17,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mindswap.graph.analysis.prediction_layers import prediction_layer
 from mindswap.graph.analysis.saved_tensors import Label, Names
 from mindswap.graph.analysis.weight_copies import find_weight_copies
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.layer_block import CopySetting
+from mindswap.simulator.memory import find_waiters
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Program, copy_position
 from mindswap.simulator.program_builder import build_program
 from mindswap.simulator.step_model import StepModel
@@ -76,7 +80,7 @@ def compute_liveness(model: StepModel, num_micro_batches: int) -> Liveness:
     unmoved = _unmoved(model)
     program = _all_swapped(model, num_micro_batches, unmoved)
     ops, copies = program.ops, program.copies
-    begin, end = _certain(program)
+    begin, end = _certain(program, model.layers.gradient_pairs is not None)
     fixed = _fixed_bytes(begin, end, program, unmoved)
     names, pair_of = np.unique(np.stack([copies.layer, copies.micro_batch]), axis=1, return_inverse=True)
     first, last = np.full(names.shape[1], NO_OP), np.full(names.shape[1], NEVER)
@@ -118,8 +122,13 @@ def _all_swapped(model: StepModel, num_micro_batches: int, unmoved: Set[Label]) 
     return build_program([prologue, *(swapped[id(block)] for block in layers), epilogue], model.transfers, layout)
 
 
-def _certain(program: Program) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and the last compute operator at which each interval is live under every policy."""
+def _certain(program: Program, has_moved_products: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first and the last compute operator at which each interval is live under every policy.
+
+    Args:
+        program: the step.
+        has_moved_products: whether products of weight gradients run at another place if they read a recomputed tensor.
+    """
     ops, intervals, copies = program.ops, program.intervals, program.copies
     is_prefetched, is_offloaded = intervals.begin < 0, intervals.end < 0
     begin, end = intervals.begin.copy(), intervals.end.copy()
@@ -133,10 +142,18 @@ def _certain(program: Program) -> tuple[np.ndarray, np.ndarray]:
     begin = np.where(is_communication[begin], first_waits[begin], begin)
     waited = np.where(is_communication[end], ops.wait_op[end], end)
     waited = np.where(is_communication[waited], NO_OP, waited)
+    # A sent tensor, and the output of SEND, are live until an operator waits for a later RECEIVE.
+    waiter, compute = find_waiters(program)[end], np.where(is_communication, NO_OP, position)
+    is_sent = (ops.kind[end] == OpKind.SEND) & (waiter < len(ops))
+    following = np.minimum.accumulate(np.where(is_communication, NEVER, position)[::-1])[::-1]
+    is_output = ops.kind[intervals.begin] == OpKind.SEND
+    begin = np.where(is_output & ~is_prefetched, following[intervals.begin], begin)
+    waited = np.where(is_sent, np.maximum(waited, np.maximum.accumulate(compute)[waiter - 1]), waited)
     # A gradient that is live until the next operator only: that may be a recomputed one.
     num_compute = np.cumsum(~is_communication)
     is_passing = (intervals.kind == MemoryKind.GRADIENT) & (num_compute[end] - num_compute[intervals.begin] < 2)
-    return begin, np.where(is_passing, np.minimum(begin, waited), waited)
+    passing_end = begin - 1 if has_moved_products else np.minimum(begin, waited)  # before its begin: nowhere
+    return begin, np.where(is_passing, passing_end, waited)
 
 
 def _unmoved(model: StepModel) -> frozenset[Label]:
@@ -169,7 +186,9 @@ def _fixed_bytes(begin: np.ndarray, end: np.ndarray, program: Program, unmoved: 
     """
     intervals = program.intervals
     is_unmoved = np.array([label in unmoved for label in program.labels], bool)[intervals.label]
-    is_movable = (intervals.kind == MemoryKind.KEPT) & (intervals.layer >= 0) & ~is_unmoved
+    # Layers for multi-token prediction are recomputed with the last layer of the model.
+    is_prediction = np.array([bool(prediction_layer(str(label))) for label in program.labels], bool)[intervals.label]
+    is_movable = (intervals.kind == MemoryKind.KEPT) & ((intervals.layer >= 0) | is_prediction) & ~is_unmoved
     is_merged = np.array([isinstance(label, Names) and len(label) > 1 for label in program.labels])
     counts = (intervals.kind != MemoryKind.RECOMPUTED) & ~is_movable & (begin <= end)
     counts &= ~(is_merged[intervals.label] & (intervals.layer >= 0))

@@ -190,6 +190,15 @@ def test_what_nothing_names_and_no_recompute_makes_again_is_there_all_the_time()
     assert _fixed_bytes(first, last, program, {"weight"}).tolist() == [1, 1, 1]
 
 
+def test_a_layer_for_multi_token_prediction_may_be_recomputed():
+    """It is outside the layers of the model, and recomputed with the last of them; the head is not."""
+    program = program_of("F1 F1 B1", spans=[Span(1, 0, 2, MemoryKind.KEPT), Span(2, 0, 2, MemoryKind.KEPT)])
+    intervals = replace(program.intervals, layer=np.full(2, -1), label=np.array([0, 1]))
+    labels = [Names(("model.mtp.layers.0.mlp.MatMul",)), Names(("model.mtp.output_layer.MatMul",))]
+    program = replace(program, intervals=intervals, labels=labels)
+    assert _fixed_bytes(np.array([0, 0]), np.array([2, 2]), program).tolist() == [2, 2, 2]
+
+
 def test_copies_of_weights_that_micro_batches_hold_do_not_move():
     """With several micro-batches in flight each holds its copy of a weight; all else of the layer may leave it."""
     model = small_model(4, 2, 4)

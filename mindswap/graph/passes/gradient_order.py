@@ -1,0 +1,96 @@
+"""Order of the products of backward where gradients of weights are accumulated over micro-batches.
+
+Two products read the gradient of a linear operator: that of the weight and that of the input. The compiler lists them
+in any order; MindSpore's backend runs that of the weight, with its sum, just before that of the input, unless it waits
+for a recomputed tensor. See docs/internals/notes.md#products-of-backward.
+"""
+
+from dataclasses import dataclass, replace
+
+from mindswap.graph.layer_paths import find_weight_gradients
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.ops import MATMUL_OPS, VIEW_OPS
+
+
+@dataclass(frozen=True, eq=False)
+class GradientPairs:
+    """Products that read the same gradient, by name of the product that gives the gradient of a weight."""
+
+    input_gradient: dict[str, str]  # product that gives the gradient of the input
+    casts: dict[str, list[Node]]  # casts of the weight's gradient, before it is accumulated
+
+
+def find_gradient_pairs(graph: Graph) -> GradientPairs:
+    """Find the pairs of products of backward that read the same gradient."""
+    weight_gradients, nodes = find_weight_gradients(graph), {node.name: node for node in graph.backward}
+    products = [node for node in graph.backward if node.op in MATMUL_OPS and not node.is_duplicate]
+    readers: dict[str, str] = {}  # gradient -> first product that reads it for the gradient of an input
+    for node in products:
+        if node.name not in weight_gradients:
+            readers |= {s: node.name for s in _sources(node, nodes) if s not in readers}
+    pairs = {
+        node.name: readers[source]
+        for node in products
+        if node.name in weight_gradients
+        for source in _sources(node, nodes)
+        if source in readers
+    }
+    casts: dict[str, list[Node]] = {}
+    for node in graph.backward:
+        if node.op == "Cast" and node.inputs[0] in pairs:
+            casts.setdefault(node.inputs[0], []).append(node)
+    return GradientPairs(pairs, casts)
+
+
+def order_weight_gradients(graph: Graph, pairs: GradientPairs) -> Graph:
+    """Return the graph in which a weight gradient comes just before the input gradient that reads the same tensor.
+
+    Args:
+        graph: a step, under any policy.
+        pairs: products of the step without a policy.
+    """
+    nodes = {node.name: node for node in graph.backward}
+    position = {name: at for at, name in enumerate(nodes)}
+    moved: dict[str, list[Node]] = {}  # product of an input's gradient -> what comes before it
+    placed: set[str] = set()
+    for name, target in pairs.input_gradient.items():
+        if _reads_recomputed(nodes[name], nodes):
+            continue
+        needed = _needed_after(name, position[target], nodes, position)
+        if target not in needed and placed.isdisjoint(needed):
+            needed |= {cast.name: nodes[cast.name] for cast in pairs.casts.get(name, ())}
+            moved.setdefault(target, []).extend(needed.values())
+            placed.update(needed)
+    order: list[Node] = []
+    for node in graph.backward:
+        if node.name not in placed:
+            order += [*moved.get(node.name, ()), node]
+    return replace(graph, backward=tuple(order))
+
+
+def _source(name: str, nodes: dict[str, Node]) -> str:
+    """Return the value of which a value of backward is a view."""
+    while name in nodes and nodes[name].op in VIEW_OPS:
+        name = nodes[name].inputs[0]
+    return name
+
+
+def _sources(node: Node, nodes: dict[str, Node]) -> list[str]:
+    """Return the values of backward that an operator reads, also through views."""
+    return [source for name in node.inputs if (source := _source(name, nodes)) in nodes]
+
+
+def _reads_recomputed(node: Node, nodes: dict[str, Node]) -> bool:
+    return any(nodes[source].is_duplicate for source in _sources(node, nodes))
+
+
+def _needed_after(name: str, target: int, nodes: dict[str, Node], position: dict[str, int]) -> dict[str, Node]:
+    """Return a product with all operators that it depends on from a position on, in order."""
+    needed: dict[str, Node] = {}
+    pending = [name]
+    while pending:
+        name = pending.pop()
+        if name not in needed and name in nodes and (not needed or position[name] >= target):
+            needed[name] = nodes[name]
+            pending += nodes[name].inputs
+    return dict(sorted(needed.items(), key=lambda item: position[item[0]]))

@@ -1,0 +1,40 @@
+"""Order of the products of backward where gradients of weights are accumulated."""
+
+from mindswap.graph.passes.gradient_order import find_gradient_pairs, order_weight_gradients
+from tests.graph.builders import graph, node
+
+# Two linear operators after an activation; x, y and z are saved, w and v are weights.
+BACKWARD = [
+    node("g", "AddN", "d e"),
+    node("to_z", "MatMul", "g v"),
+    node("act", "Mul", "to_z act_b"),
+    node("flat", "Reshape", "g shape"),
+    node("of_v", "MatMul", "z_b flat"),
+    node("of_v_sum", "Cast", "of_v kind"),
+    node("to_x", "MatMul", "act w"),
+    node("of_w", "MatMul", "x_b act"),
+    node("all", "MakeTuple", "of_v_sum of_w"),
+]
+
+
+def names(backward):
+    step = graph([], backward, saved="", shape=1, kind=1)
+    return " ".join(each.name for each in order_weight_gradients(step, find_gradient_pairs(step)).backward)
+
+
+def test_the_gradient_of_a_weight_comes_just_before_that_of_the_input():
+    """With its view of the gradient, and the cast before the sum; also where it came long before."""
+    assert names(BACKWARD) == "g flat of_v of_v_sum to_z act of_w to_x all"
+    early = [*BACKWARD[:3], BACKWARD[7], *BACKWARD[3:7], BACKWARD[8]]
+    assert names(early) == "g flat of_v of_v_sum to_z act of_w to_x all"
+
+
+def test_one_that_needs_the_gradient_of_the_input_stays():
+    """And one that reads a recomputed tensor, and one whose gradient no other product reads."""
+    g = BACKWARD[0]
+    later = [g, node("to_x", "MatMul", "g w"), node("again", "Mul", "to_x y_b"), node("of_w", "MatMul", "again g")]
+    assert names([*later, node("all", "MakeTuple", "of_w")]) == "g to_x again of_w all"
+    again = [node("copy", "Mul", "a_b b_b", is_duplicate=True), node("of_w", "MatMul", "copy g")]
+    assert names([g, node("to_x", "MatMul", "g w"), *again, node("all", "MakeTuple", "of_w")]) == "g to_x copy of_w all"
+    alone = [g, node("scaled", "Mul", "g s"), node("of_w", "MatMul", "x_b g"), node("all", "MakeTuple", "of_w")]
+    assert names(alone) == "g scaled of_w all"
