@@ -22,7 +22,8 @@ CHINESE = {
     "layer-out-of-range": "层索引为负，或没有这一层。",
     "lazy-inline-env": "ENABLE_LAZY_INLINE_NO_PIPELINE 为 0 且没有流水线并行：什么也不会被 SWAP。",
     "many-micro-batches": "流水线多于 64 个 micro-batch 时的 SWAP：MindSpore 2.9 不内联各层，编译中止或拷贝太晚。",
-    "unmanaged-device-memory": "`context.max_device_memory` 给 MindSpore 内存池之外的 HCCL 缓冲留下的显存太少。卡取自 `mindswap.device`，默认为 64 GB 卡；32 GB 卡提供约 30.5 GiB（按比例假定）。",
+    "unmanaged-device-memory": "`context.max_device_memory` 给 MindSpore 内存池之外的 HCCL 缓冲留下的显存太少。"
+    "卡取自 `mindswap.device`，默认为 64 GB 卡；32 GB 卡提供约 30.5 GiB（按比例假定）。",
     "max-device-memory": "`context.max_device_memory` 的写法 MindSpore 不接受，或小于规划所用的内存。",
     "memory-optimize-level": "context.memory_optimize_level 不是 O0：其他级别的内存规划不认识 host 内存。",
     "missing-key": "layer_swap 或 op_swap 的条目缺少一个键。",
