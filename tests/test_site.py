@@ -30,7 +30,7 @@ def test_every_page_is_there(site):
     pages = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
     chinese = {Path("zh", str(page).replace(".zh.md", ".html")) for page in pages if page.name.endswith(".zh.md")}
     english = {page.with_suffix(".html") for page in pages if not page.name.endswith(".zh.md")}
-    extra = {Path("index.html"), Path("zh/index.html"), Path("contributing.html")}
+    extra = {Path("overview.html"), Path("zh/overview.html"), Path("contributing.html")}
     assert chinese | english | extra <= {path.relative_to(site) for path in site.rglob("*.html")}
 
 
@@ -63,6 +63,15 @@ def test_each_page_leads_to_the_same_one_in_the_other_language(site):
     assert "激活" in pages["zh/internals/planner.html"] and "激活" not in pages["internals/planner.html"]
     languages = {name: "zh" if name.startswith("zh/") else "en" for name in pages if name != "404.html"}
     assert [name for name in languages if f'<html lang="{languages[name]}"' not in pages[name]] == []
+
+
+def test_chinese_sentences_have_no_spaces_at_line_breaks(site):
+    """A browser shows a line break between two Chinese characters as a space."""
+    paragraph = re.compile(r"<(p|li)>(.*?)</\1>", re.DOTALL)
+    pages = {path.name: path.read_text("utf-8") for path in (site / "zh").rglob("*.html")}
+    broken = [name for name, text in pages.items() for _, words in paragraph.findall(text)
+              if re.search(r"[\u4e00-\u9fff，。；：]\n[\u4e00-\u9fff（]", words)]  # fmt: skip
+    assert len(pages) > 25 and broken == []
 
 
 def test_the_menu_of_chinese_pages_is_in_chinese(site):

@@ -23,14 +23,15 @@ from tools.rules_cn import CHINESE  # noqa: E402
 HEADER = """\
 # The rules of `mindswap check`
 
-Written by `tools/make_rule_docs.py` from the docstrings in `mindswap/rules/mindformers1/`; edit those.
+<!-- Written by tools/make_rule_docs.py from the docstrings in mindswap/rules/mindformers1/: edit those. -->
 `mindswap check` prints the name of the rule in brackets at the end of each problem. An error stops
-`mindswap run` before training starts, a warning does not.
+`mindswap run` before training starts, a warning does not. `mindswap: {ignore: [RULE]}` in the YAML, or `--ignore RULE`,
+counts the warnings of a rule without printing them.
 """
 PYNATIVE_HEADER = """\
 # Rules for files of MindFormers 2.x
 
-From the docstrings in `mindswap/rules/mindformers2/`. `mindswap check` uses these for a file with `training` and
+`mindswap check` uses these for a file with `training` and
 `parallelism`, and without `trainer` and `runner_config`. MindFormers 2.1.0 is what they are held against.
 """
 READING = {
@@ -60,7 +61,8 @@ These words in brackets are no rules: they say why a file cannot be used at all.
 HEADER_CN = """\
 # `mindswap check` 的规则
 
-由 `tools/make_rule_docs.py` 生成。`mindswap check` 在每条问题末尾的方括号中给出规则名。错误使 `mindswap run` 在
+<!-- Written by tools/make_rule_docs.py. -->
+`mindswap check` 在每条问题末尾的方括号中给出规则名。错误使 `mindswap run` 在
 训练开始前停止，警告不会；`mindswap: {ignore: [规则]}` 或 `--ignore` 使警告只计数、不显示。每条规则的详细说明见
 [rules.md](rules.md)（英文）。
 """

@@ -25,7 +25,7 @@ CHINESE = {
     "unmanaged-device-memory": "`context.max_device_memory` 给 MindSpore 内存池之外的 HCCL 缓冲留下的显存太少。"
     "卡取自 `mindswap.device`，默认为 64 GB 卡；32 GB 卡提供约 30.5 GiB（按比例假定）。",
     "max-device-memory": "`context.max_device_memory` 的写法 MindSpore 不接受，或小于规划所用的内存。",
-    "memory-optimize-level": "context.memory_optimize_level 不是 O0：其他级别的内存规划不认识 host 内存。",
+    "memory-optimize-level": "context.memory_optimize_level 不是 O0：其他级别的内存规划不认识 主机内存。",
     "missing-key": "layer_swap 或 op_swap 的条目缺少一个键。",
     "model-refused": "使 MindFormers 停止的模型设置，多数针对新模型（`use_legacy: False`）。",
     "moe-refused": "使 MindFormers 停止的 `moe_config` 的值（仅传统模型）。",
@@ -68,7 +68,7 @@ CHINESE = {
     "pynative-bad-regex": "模式不是正则表达式，或匹配耗时过长。",
     "pynative-comm-cell": "`recompute_comm` 命名了 cell；它只接受算子。",
     "pynative-covered": "模式不起作用，因为其他模式已经包含它。",
-    "pynative-cpu-target": "在 CPU 上打开了 SWAP：那里全部是 host 内存，什么也不会移动。",
+    "pynative-cpu-target": "在 CPU 上打开了 SWAP：那里全部是 主机内存，什么也不会移动。",
     "pynative-crossing-pattern": "模式匹配的比字面多：`.*` 跨级，单独的 `.` 是任意字符。",
     "pynative-duplicate-key": "一个键出现两次；只取最后一个，不作提示。",
     "pynative-exclude-op-form": "`exclude_op` 是列表：2.0.0 的写法；2.1.0 起是路径到层的映射。",

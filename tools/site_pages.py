@@ -13,10 +13,13 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 # Files at the top level, and the pages that the site makes of them.
-PAGES = {"README.md": "index.md", "README_CN.md": "index.zh.md", "CONTRIBUTING.md": "contributing.md"}
+PAGES = {"README.md": "overview.md", "README_CN.md": "overview.zh.md", "CONTRIBUTING.md": "contributing.md"}
 SOURCES = {page: source for source, page in PAGES.items()}
 # The text and the target of a link or a picture; targets with a scheme and within the page are left alone.
 LINK = re.compile(r"(?<!`)(\[[^\]\n]*\]|\[!\[[^\]\n]*\]\([^)\n]*\)\])\((?!\w+:|#)([^)\s#]*)(#[^)\s]*)?\)")
+FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+# A line break with a Chinese character or punctuation on both sides.
+BREAK = re.compile(r"(?<=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef])\n *(?=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef])")
 FOLDER = "files"  # of the site, for what is no page
 
 
@@ -45,7 +48,15 @@ def on_page_read_source(page: Page, config: MkDocsConfig) -> str | None:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Return the page with its links as they are on the site."""
     source = SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    if source.endswith((".zh.md", "_CN.md")):
+        markdown = join_chinese_lines(markdown)
     return LINK.sub(lambda match: _rewrite_link(match, source, page.file.src_uri), markdown)
+
+
+def join_chinese_lines(markdown: str) -> str:
+    """Return Chinese text without line breaks between characters, which a browser would show as spaces."""
+    parts = FENCE.split(markdown)
+    return "".join(part if FENCE.fullmatch(part) else BREAK.sub("", part) for part in parts)
 
 
 def _english(path: str) -> str:

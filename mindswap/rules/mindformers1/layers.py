@@ -156,10 +156,10 @@ def stage_count_form(context: Context) -> Iterator[Finding]:
     """A recompute option counts layers per pipeline stage, but with swap on it takes layer indices.
 
     With swap off, `recompute: [2, 1]` means 2 layers of stage 0 and 1 of stage 1. With swap on it would mean layers 2
-    and 1. Lists that cannot be indices are refused: lists of lists, lists with a bool, one number per stage (of
-    several) of which one is no layer or is repeated, and the number of all layers on one stage. A list that can be
-    both, one number per stage that is not ascending, such as `recompute: [8, 6, 4, 2]` on 4 stages, is a warning; next
-    to a list that can only be counts it is an error, ascending or not. Where every list is ascending and can be both,
+    and 1. Lists that cannot be indices are refused: lists of lists, lists with a bool, and the number of all layers on
+    one stage. So is one number per stage of several if one of them is no layer or is repeated. A list that can be both
+    is a warning: one number per stage, not ascending, such as `recompute: [8, 6, 4, 2]` on 4 stages. Next to a list
+    that can only be counts it is an error, ascending or not. Where every list is ascending and can be both,
     such as `recompute: [8]` on one stage or `[2, 6]` on two, `mindswap check` has a note on how it is read.
 
     PASS (swap on): recompute_config: {recompute: [0, 1, 4]}

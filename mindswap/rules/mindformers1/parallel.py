@@ -144,7 +144,7 @@ def interleaved_cell(context: Context) -> Iterator[Finding]:
     r"""Recompute of a cell that `fine_grain_interleave: 2` computes in two halves: the compile stops.
 
     In MindSpore's dry run `feed_forward` compiles only in the last layer of a stage, and where the full layer is
-    swapped as well (else "Graph cycle exists"); `feed_forward.w1` and `feed_forward.w3` together compile only in the
+    swapped as well (else "Graph cycle exists"). `feed_forward.w1` and `feed_forward.w3` together compile only in the
     last layer of the model (else "need to broadcast"). Recompute of operators in them, and of full layers, compiles.
 
     PASS:
