@@ -138,6 +138,7 @@ class _Search:
             best = self._different([action for action, _ in singles])
             for first, second in permutations(best, 2):
                 self._pair(first, second)
+            self._swap_inputs()
 
     def _layers(self, action: Action, prefetch: int, taken: Sequence[int] = ()) -> list[int]:
         """Return the layers that may have an action, in the order in which they get it."""
@@ -161,6 +162,13 @@ class _Search:
             rest = self._layers(second, prefetch, chosen)
             if rest:
                 self._least(partial(_pair_policy, first, chosen, second, rest), len(rest))
+
+    def _swap_inputs(self) -> None:
+        """Recompute all layers, and search the least number of them whose input has to be swapped."""
+        count, allow = self.model.index.num_layers, self.problem.allow
+        if allow.swap and allow.recompute and count > 1:
+            self._least(lambda number: policy_of_actions({Action(False): range(count), Action(True): range(number)}),
+                        count - 1)  # fmt: skip
 
     def _least(self, policy_of: Callable[[int], Policy], most: int) -> Policy:
         """Return the policy with the least number of layers that fits; with all of them if none does."""

@@ -3,8 +3,6 @@
 import argparse
 import gc
 import stat
-import sys
-import time
 from pathlib import Path
 
 from mindswap.command_line.options import (
@@ -19,16 +17,13 @@ from mindswap.command_line.options import (
     refuse_given,
     reject_overwrite_without_output,
 )
-from mindswap.command_line.progress import PhaseLines, SearchBar
+from mindswap.command_line.progress import SearchBar
 from mindswap.config.source import load_document
 from mindswap.errors import PlanError
-from mindswap.features.dryrun import has_mindformers_2x
 from mindswap.features.plan import (
-    StepPlan,
     StepPlanner,
     budget_warning,
     check_plan_writable,
-    find_budget,
     objective_warning,
 )
 from mindswap.features.plan.batches_cli import (
@@ -38,11 +33,10 @@ from mindswap.features.plan.batches_cli import (
     reject_conflicting_options,
     run_batches,
 )
-from mindswap.features.plan.dry_runs import plan_with_dry_runs
+from mindswap.features.plan.make_plans import make_plans
 from mindswap.features.plan.report import plan_to_json
 from mindswap.features.plan.trainer_plans import (
     format_trainer_attempts,
-    plan_with_trainer,
     trainer_attempts_to_json,
 )
 from mindswap.features.simulate import LoadedStep, outside_line
@@ -199,15 +193,7 @@ def run(args: argparse.Namespace) -> int:
         if args.sweep:
             return _sweep(args, step, planner, objective, bar)
 
-        def make(budget_bytes: int | None) -> StepPlan:
-            return planner.plan(budget_bytes, objective, bar, simple=args.simple)
-
-        report_status = PhaseLines(time.monotonic(), sys.stderr)
-        attempts = plan_with_dry_runs(find_budget(step)[0], make, report_status) if args.dry_run else ()
-        has_trainer = is_2x(step.document) and not args.no_verify and has_mindformers_2x()
-        trained = plan_with_trainer(find_budget(step)[0], make, report_status) if has_trainer else ()
-        last = (attempts or trained)[-1:]
-        step_plan = last[0].plan.within(find_budget(step)[0]) if last else make(None)
+        attempts, trained, step_plan = make_plans(args, step, planner, objective, bar)
     gc.freeze()  # data of the search is kept until the end; a collection of it takes half a second
     # The plan is printed before files are written, so that an error there does not lose a long search.
     if not args.json:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.config.section_edits import rewrite_section
 from mindswap.errors import PlanError
@@ -46,6 +47,23 @@ def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:
     return {"swap": swap, "recompute": recompute}
 
 
+CHUNKS = ("model", "chunk_loss_num")
+
+
+def with_chunks(document: Document, text: str, count: int) -> Document:
+    """Return a configuration that computes its loss in `count` pieces; `text` is that of the document."""
+    model = {**document.data()["model"], CHUNKS[1]: count}
+    return parse_document(rewrite_section(text, CHUNKS[0], model, None, document.file), document.file)
+
+
+def added_chunks(step: LoadedStep) -> int | None:
+    """Return the pieces of the loss of a step if its file has another number; None otherwise."""
+    if not is_2x(step.document):
+        return None
+    count = step.document.value(*CHUNKS)
+    return None if count == parse_document(step.config_text(), step.document.file).value(*CHUNKS) else count
+
+
 def escaped(path: str) -> str:
     r"""Return the pattern of an exact path: its dots are written `\.`."""
     return path.replace(".", r"\.")
@@ -64,6 +82,8 @@ def planned_text_2x(step: LoadedStep, plan: Plan, target: str) -> str:
         )
     trees = step.model.captured.trees
     text = step.config_text()
+    if (count := added_chunks(step)) is not None:
+        text = rewrite_section(text, CHUNKS[0], step.document.data()[CHUNKS[0]] | {CHUNKS[1]: count}, None, target)
     for name, value in sections_2x(plan.policy, len(trees)).items():
         comment = plan_comment(plan, step.device.title) if name == "swap" else None
         text = rewrite_section(text, name, value, comment, step.document.file)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.errors import PlanError
-from mindswap.features.plan.pynative import is_model_2x, sections_2x
+from mindswap.features.plan.pynative import CHUNKS, added_chunks, is_model_2x, sections_2x
 from mindswap.features.plan.report import format_plan
 from mindswap.features.plan.written import planned_text
 from mindswap.features.simulate import LoadedStep, Run
@@ -53,7 +53,9 @@ class StepPlan:
     def sections(self) -> dict[str, Any]:
         """The policy as sections of the configuration, by section name."""
         if is_model_2x(self.step.model):
-            return sections_2x(self.policy, len(self.step.model.captured.sample.layer_map))
+            chunks = added_chunks(self.step)
+            changed = {} if chunks is None else {CHUNKS[0]: {CHUNKS[1]: chunks}}
+            return sections_2x(self.policy, len(self.step.model.captured.sample.layer_map)) | changed
         if counted := counted_sections(self.policy, self.step.document, self.step.model.captured.num_layers):
             return counted
         no_recompute: dict[str, Any] = {"recompute_config": {"recompute": False}}  # of a disabled policy

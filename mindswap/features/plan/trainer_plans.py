@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun import (
@@ -13,12 +14,16 @@ from mindswap.features.dryrun import (
     dry_run_trainer,
     trainer_dry_run_to_json,
 )
+from mindswap.features.plan.pynative import CHUNKS, added_chunks, with_chunks
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.written import planned_text
+from mindswap.features.simulate import LoadedStep
 from mindswap.report.tables import format_table
 from mindswap.units import format_bytes, format_time
 
 MAX_ATTEMPTS = 4
+# Pieces of the loss that are tried. On docs/qwen3_2x.yaml 4 need 1375 MiB less than one piece, 16 need 2000 less.
+CHUNK_COUNTS = (4, 16)
 HEADER = ("plan for", "step time", "planned peak", "dry run", "fits")
 
 
@@ -79,6 +84,34 @@ def plan_with_trainer(
     return tuple(attempts)
 
 
+def plan_with_chunks(
+    step: LoadedStep,
+    budget_bytes: int,
+    make: Callable[[int], StepPlan],
+    make_chunked: Callable[[Document], Callable[[int], StepPlan]],
+    report_status: StatusCallback,
+) -> tuple[TrainerAttempt, ...]:
+    """Plan as `plan_with_trainer`; if nothing fits, also with the loss in pieces (`model.chunk_loss_num`).
+
+    Args:
+        step: the step of the file.
+        budget_bytes: memory budget of each card.
+        make: returns the plan of the file for a budget in bytes.
+        make_chunked: returns such a function for another configuration.
+        report_status: called with one line of progress.
+    """
+    attempts = plan_with_trainer(budget_bytes, make, report_status)
+    if attempts[-1].fits or attempts[-1].failure or step.document.value(*CHUNKS):
+        return attempts
+    for count in CHUNK_COUNTS:
+        report_status(f"nothing fits; with the loss in {count} pieces (model.chunk_loss_num: {count})")
+        document = with_chunks(step.document, step.config_text(), count)
+        chunked = plan_with_trainer(budget_bytes, make_chunked(document), report_status)
+        if chunked[-1].fits:
+            return chunked
+    return attempts
+
+
 def _dry_run(plan: StepPlan, report_status: StatusCallback) -> TrainerDryRun:
     """Dry run the configuration with the plan. Raises as `dry_run_trainer`."""
     file = plan.step.document.file
@@ -97,6 +130,8 @@ def format_trainer_attempts(attempts: Sequence[TrainerAttempt]) -> str:
     lines = ["with the trainer of MindFormers on MindSpore's Ascend backend, without a card (mindswap dryrun):"]
     lines.append(format_table(HEADER, rows))
     last = attempts[-1]
+    if (count := added_chunks(last.plan.step)) is not None:
+        lines.append(f"part of the plan: model.chunk_loss_num: {count}, the loss in pieces; without it nothing fits")
     if last.failure:
         lines.append(f"the dry run failed: {last.failure}")
     elif last.dry_run is None:
