@@ -28,7 +28,7 @@ from mindswap.features.step import load_step
 from mindswap.graph.capture_cache import from_plain
 from mindswap.planner import budget_search, catalog, stages
 from mindswap.planner.lower_bound import BoundInputs, least_budget_bytes, min_step_ns
-from mindswap.planner.solver import column_generation, fast, improve, search
+from mindswap.planner.solver import column_generation, distances, fast, improve, least_memory, search
 from mindswap.policy.model import Policy
 from mindswap.steps.compiled import STEP_CLASSES
 
@@ -45,8 +45,8 @@ MODELS = {
     "llama2_70b_pp16": "atlas_800t_a2",
 }
 SHARES = (0.04, 0.15, 0.4)  # of the memory between the least that any policy needs and that of keeping everything
-MODULES = (fast, column_generation, improve, search, stages, budget_search, catalog)
-NEVER, ALWAYS = 10**9, 10**9
+MODULES = (fast, column_generation, distances, least_memory, improve, search, stages, budget_search, catalog)
+NEVER = 10**9
 # Constant -> its value when it is switched off.
 CONSTANTS: dict[str, Any] = {
     "FIRST_UTILIZATION": 1.0,
@@ -56,14 +56,9 @@ CONSTANTS: dict[str, Any] = {
     "FALLBACK_FRACTION": 1.0,
     "NUM_CORRECTIONS": 1,
     "CLOSE_DISTANCES": (8,),
-    "NEAR_MINIMUM_FRACTION": fast.AT_MINIMUM_FRACTION,  # what is above that has no other start
-    "AT_MINIMUM_FRACTION": NEVER,
     "MIN_GAIN_PERMILLE": 1000,
-    "SHORTER_DISTANCES_PERMILLE": (),
     "SMALL_CORRECTION": NEVER,
-    "MAX_ROWS": 0,
     "MAX_INFEASIBLE_EVALUATIONS": 0,
-    "MIN_CLASS_SHARE": NEVER,
     "NUM_CHANGES": NEVER,
     "MAX_CHANGES": 0,
     "MAX_TRIED": NEVER,
@@ -76,8 +71,6 @@ CONSTANTS: dict[str, Any] = {
     "MIN_EVALUATIONS": 1,
     "MAX_REARRANGED": 0,
     "ENOUGH_PART": NEVER,
-    "FAR_PART": NEVER,
-    "NEARBY_PERMILLE": (),
     "NUM_NEIGHBOURS": 0,
     "NUM_TRIES": 1,
     "SMALL_PERMILLE": 0,

@@ -16,11 +16,6 @@ from mindswap.simulator.step_model import StepModel
 
 # A plan within 1/200 of the lower bound ends the search: the simulator is no more accurate than that.
 ENOUGH_PART = 200
-# A plan that is another 1/40 slower (3 % above the bound) is also searched for at neighbouring budgets: close to the
-# minimum memory a search may miss a few percent at one budget and not at the next.
-FAR_PART = 40
-# The neighbouring budgets, in thousandths: one that fits as well, and one to combine it with.
-NEARBY_PERMILLE = (995, 1010)
 # Number of plans that are combined: the fastest that fit, and the closest ones that need more memory.
 NUM_NEIGHBOURS = 2
 # Attempts to make a combination fit that exceeds the budget on the whole step only.
@@ -68,8 +63,8 @@ class BudgetSearch:
     def best(self, budget_bytes: int) -> Candidate:
         """Return the fastest plan found within a budget, or the closest one if none fits.
 
-        Candidates are, in this order, the plans made so far, a new plan for the budget, plans for neighbouring budgets
-        if that is far above the lower bound, and combinations of these. The search ends once one is close to the bound.
+        Candidates are, in this order, the plans made so far, a new plan for the budget, and combinations of these. The
+        search ends once one is close to the bound.
         """
         enough_ns = self._enough_ns(budget_bytes)
         best = self._fastest(budget_bytes, self.evaluated)
@@ -78,11 +73,6 @@ class BudgetSearch:
         if best is None and not self.progress.is_stopped:
             best = self._fastest(budget_bytes, [self._solve_min_memory()])
         if best is not None:
-            for permille in NEARBY_PERMILLE:
-                if not self._is_enough(best, enough_ns + enough_ns // FAR_PART):
-                    nearby_bytes = budget_bytes * permille // 1000
-                    candidate = self._solve(nearby_bytes, self._enough_ns(nearby_bytes))
-                    best = min(best, candidate, *self.evaluated, key=lambda plan: plan.rank(budget_bytes))
             return best if self._is_enough(best, enough_ns) else self._mixed(best, budget_bytes)
         # The plan of least memory is the same for every budget; another plan that came closer may depend on the order.
         nearest = self.min_memory if self.min_memory is not None and self.min_memory.is_on_host else self.nearest

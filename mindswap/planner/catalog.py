@@ -31,11 +31,10 @@ class Catalog:
     layer_classes: tuple[int, ...]  # compiled layer that represents each layer of the model
     # shape (num_compiled, num_groups): `WHOLE_LAYER` first, then the groups of all layers by label
     groups: tuple[tuple[ActivationGroup, ...], ...]
-    freed_bytes: np.ndarray  # this field and the next four are those of `DecisionCosts`; read-only
+    freed_bytes: np.ndarray  # this field and the next three are those of `DecisionCosts`; read-only
     recompute_ns: np.ndarray
     copy_ns: np.ndarray
     conflicts: np.ndarray
-    reads: np.ndarray
     uses: tuple[Consumers, ...]  # for each compiled layer, readers of each operator's output
     merged: tuple[Consumers, ...]  # of these, readers that the graph lacks, from `find_merged_consumers`
     unheld_roles: tuple[frozenset[Role], ...]  # for each compiled layer, from `find_unheld_roles`
@@ -110,7 +109,7 @@ def build_catalog(
     freed_bytes = np.zeros((*shape, 1 + num_recompute_paths), np.int64)
     recompute_ns = np.zeros_like(freed_bytes)
     copy_ns = np.zeros(shape, np.int64)
-    conflicts, reads = np.zeros((2, *shape, 1 + num_recompute_paths, shape[1]), bool)
+    conflicts = np.zeros((*shape, 1 + num_recompute_paths, shape[1]), bool)
     unheld_roles = tuple(find_unheld_roles(model, layer_classes.index(position)) for position in range(len(groups)))
     is_across, is_cell = np.zeros(freed_bytes.shape, bool), np.zeros(shape[1], bool)
     for position, layer_groups in enumerate(groups):
@@ -130,8 +129,7 @@ def build_catalog(
                     path_index in group.across_cells for path_index in group.recompute_paths
                 ]
         conflicts[position] = _find_conflicts(merged[position], layer_groups, freed_bytes[position])
-        reads[position] = _find_conflicts(uses[position], layer_groups, freed_bytes[position])
-    for array in (freed_bytes, recompute_ns, copy_ns, conflicts, reads, is_across, is_cell):
+    for array in (freed_bytes, recompute_ns, copy_ns, conflicts, is_across, is_cell):
         array.flags.writeable = False
     return Catalog(
         layer_classes=layer_classes,
@@ -140,7 +138,6 @@ def build_catalog(
         recompute_ns=recompute_ns,
         copy_ns=copy_ns,
         conflicts=conflicts,
-        reads=reads,
         uses=uses,
         merged=merged,
         unheld_roles=unheld_roles,

@@ -37,8 +37,6 @@ class DecisionCosts:
     # bool, shape (num_layers, num_groups, 1 + num_recompute_paths, num_groups): if the first group is recomputed by a
     # path, swap of the second has no effect; False at index 0. Or a shape that broadcasts to this.
     conflicts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
-    # same shape: operators recomputed by that path read tensors of the second group, so swap must prefetch them earlier
-    reads: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
     # bool, shape (num_groups,): the group is a cell, which frees the same tensors as groups inside it; or broadcastable
     is_cell: np.ndarray = field(default_factory=lambda: np.zeros(1, bool))
 
@@ -66,11 +64,6 @@ class DecisionCosts:
         """Return which swaps have no effect together with the recompute: bool, shape (num_layers, num_groups)."""
         layers, groups = np.ogrid[: self.num_layers, : self.num_groups]
         return (assignment > KEEP) & self.all_conflicts[layers, groups, np.maximum(-assignment, 0)].any(axis=1)
-
-    def swapped_recompute_inputs(self, decisions: np.ndarray, layer: int) -> np.ndarray:
-        """Return which swapped groups of a layer its recomputed operators read: bool, shape (num_groups,)."""
-        reads = np.broadcast_to(self.reads, self.all_conflicts.shape)[layer]
-        return (decisions > KEEP) & reads[np.arange(self.num_groups), np.maximum(-decisions, 0)].any(axis=0)
 
     @property
     def all_conflicts(self) -> np.ndarray:

@@ -8,7 +8,8 @@ import numpy as np
 from mindswap.planner.layer_assignments import LayerAssignments
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.solver import fast
-from mindswap.planner.solver.improve import MIN_REARRANGED, forward_time_ns, improve
+from mindswap.planner.solver.hiding_time import forward_time_ns
+from mindswap.planner.solver.improve import MIN_REARRANGED, improve
 from mindswap.planner.solver.search import Progress, Search, Stop
 from mindswap.planner.stage_problem import KEEP, DecisionCosts, Score
 from mindswap.planner.step_problem import PipelineProblem, SingleStageProblem, idle_times_ns

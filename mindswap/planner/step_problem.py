@@ -67,7 +67,6 @@ class _ModelProblem(StageProblem):
             copy_ns=catalog.copy_ns[layer_classes],
             num_in_flight=in_flight,
             conflicts=catalog.conflicts[layer_classes],
-            reads=catalog.reads[layer_classes],
             is_cell=catalog.is_cell,
         )
         self._layer_assignments = layer_assignments

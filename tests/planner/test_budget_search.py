@@ -135,30 +135,6 @@ def test_a_plan_is_made_where_nothing_solves_the_bound(monkeypatch):
     assert "no policy" not in format_plan(plan, "card", 1)
 
 
-@pytest.mark.parametrize(("bound_permille", "asked_permille"), [(900, [1000, 995, 1010]), (990, [1000])])
-def test_a_plan_far_above_the_bound_is_looked_for_in_budgets_beside(monkeypatch, bound_permille, asked_permille):
-    """And the best of all that fits is taken: here what is found within less."""
-    model = on_device("4 layers", "link")
-    keep = evaluate(problem(model, PLENTY), Policy())
-    budget = keep.peak_bytes * 9 // 10
-    asked = []
-    lean = Policy(layer_recompute=ALL_LAYERS)
-
-    def solved(self, budget_bytes, enough_ns=0):
-        asked.append(round(budget_bytes * 1000 / budget))
-        found = Candidate.of(problem(model, budget), lean, evaluate(problem(model, budget), lean), None)
-        assert found.fits(budget)
-        return replace(found, step_time_ns=10**6 - (budget_bytes < budget))
-
-    monkeypatch.setattr(budget_search.BudgetSearch, "_solve", solved)
-    monkeypatch.setattr(budget_search.BudgetSearch, "_mixed", lambda self, best, budget_bytes: best)
-    monkeypatch.setattr(budget_search.BudgetSearch, "bound_ns", lambda self, budget_bytes: bound_permille * 1000)
-    planner = Planner(model)
-    found = session.PlanSession(planner, problem(model, budget))._search_of(planner.catalog, keep).best(budget)
-    assert asked == asked_permille
-    assert found.step_time_ns == 10**6 - (len(asked) > 1)
-
-
 def test_everything_is_kept_where_it_fits():
     model = MODELS["4 layers"]
     keep = evaluate(problem(model, PLENTY), Policy())

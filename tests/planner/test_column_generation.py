@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mindswap.planner.solver import column_generation
-from mindswap.planner.solver.column_generation import MasterProblem, _options, front_loaded, interleaved
+from mindswap.planner.solver.column_generation import MasterProblem
+from mindswap.planner.solver.columns import front_loaded, interleaved, options_of
 from mindswap.planner.stage_problem import AssignmentCost, DecisionCosts
 from tests.planner.builders import Tensor, ToySpace
 
@@ -31,12 +32,11 @@ def test_what_the_link_can_take_is_swapped_in_the_first_layers():
     assert MasterProblem(SPACE).solve(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
 
 
-def test_no_room_on_the_host_and_what_stays_still():
+def test_no_swap_without_host_memory_or_where_it_is_excluded():
     assert (MasterProblem(SPACE).solve(100, 100, 0) <= 0).all()
-    all_still, first_still = np.ones((2, 3), bool), np.array([[True] * 3, [False] * 3])
-    assert (MasterProblem(SPACE, all_still).solve(100, 100, PLENTY) <= 0).all()
-    assert MasterProblem(SPACE, first_still).solve(200, 100, PLENTY).tolist() == [[0, -1, 0], [0, 1, 0]]
-    assert (MasterProblem(SPACE, first_still).with_unswappable(~first_still).solve(100, 100, PLENTY) <= 0).all()
+    everywhere, first_layer = np.ones((2, 3), bool), np.array([[True] * 3, [False] * 3])
+    assert (MasterProblem(SPACE).with_unswappable(everywhere).solve(100, 100, PLENTY) <= 0).all()
+    assert MasterProblem(SPACE, unswappable=first_layer).solve(200, 100, PLENTY).tolist() == [[0, -1, 0], [0, 1, 0]]
 
 
 def test_rows_are_for_whole_layers():
@@ -102,24 +102,14 @@ def test_no_further_rows_where_what_runs_again_is_little_enough():
     assert MasterProblem(SPACE, enough_ns=29).solve(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
 
 
-def test_apart_nothing_is_swapped_that_runs_again_reads():
-    stage_problem = ToySpace([[Tensor(100, 10, 30), Tensor(50, 20, 40, can_swap=False)]] * 2)
-    reads = np.zeros((1, 3, 2, 3), bool)
-    reads[0, 2, 1, 1] = True
-    stage_problem.costs = replace(stage_problem.costs, reads=reads)
-    assert MasterProblem(stage_problem).solve(300, 200, PLENTY).tolist() == [[0, 1, -1]] * 2
-    found = MasterProblem(stage_problem, is_uncoupled=True).solve(250, 200, PLENTY)
-    assert not ((found[:, 1] > 0) & (found[:, 2] < 0)).any()
-    assert found.tolist() == [[0, -1, -1], [0, 1, 0]] or found.tolist() == [[0, 1, 0], [0, -1, -1]]
-
-
 def test_changes_of_the_best_row_that_make_it_better_come_by_what_they_promise():
     """A byte is worth 1 ns, a ns on the link 0.8: again items 1 and 2 save 5 and 30 ns, by swap 20 and 40.
 
     Item 3 saves what it costs to make it again.
     """
     stage_problem = ToySpace([[Tensor(100, 95, 1), Tensor(200, 170, 1), Tensor(10, 10, 1, can_swap=False)]])
-    master = MasterProblem(stage_problem, columns=[np.array([0, -1, -1, 0])])
+    master = MasterProblem(stage_problem)
+    master._add(np.array([0, -1, -1, 0]))
     found = [column.tolist() for column in master._price_columns(0, np.array([1, 0.8, 0]))]
     assert found == [[0, 1, 1, 0], [0, 1, -1, 0], [0, -1, 1, 0]]
 
@@ -138,8 +128,8 @@ def test_what_may_become_of_a_tensor():
     """Of one byte, which can be swapped and run again, or one of it."""
     tensors = [Tensor(1, 1, 1), Tensor(1, 1, 1, can_swap=False), Tensor(1, 1, 1, can_recompute=False)]
     costs = ToySpace([tensors]).costs
-    assert [_options(costs, 0, group, False) for group in range(4)] == [[0], [0, 1, -1], [0, -1], [0, 1]]
-    assert [_options(costs, 0, group, True) for group in range(4)] == [[0], [0, -1], [0, -1], [0]]
+    assert [options_of(costs, 0, group) for group in range(4)] == [[0], [0, 1, -1], [0, -1], [0, 1]]
+    assert [options_of(costs, 0, group, True) for group in range(4)] == [[0], [0, -1], [0, -1], [0]]
 
 
 def test_whole_numbers_are_looked_for_once_in_equal_programmes(monkeypatch):

@@ -49,13 +49,6 @@ def test_an_idle_swap_frees_nothing():
     assert FIGURES.freed_bytes_of(both).tolist() == [[0, 0, 20], [0, 10, 0]]
 
 
-def test_of_a_row_the_swaps_that_are_read_again():
-    costs = replace(FIGURES, conflicts=np.zeros((1, 1, 1, 1), bool), reads=CONFLICTS)
-    assert not costs.is_ineffective(np.array([[KEEP, 5, -1]] * 2)).any()
-    assert costs.swapped_recompute_inputs(np.array([KEEP, 5, -1]), 0).tolist() == [False, True, False]
-    assert not costs.swapped_recompute_inputs(np.array([KEEP, 5, KEEP]), 1).any()
-
-
 @pytest.fixture(scope="module")
 def loaded():
     return load_step(str(CONFIG))

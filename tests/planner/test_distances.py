@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mindswap.planner.solver.improve import by_layer_assignment, piecewise
+from mindswap.planner.solver.distances import by_layer_assignment, piecewise
 
 # The third of five layers swaps nothing; distances that the copies of the others need.
 CHOICE = np.array([[0, 5, 5], [0, 5, -1], [0, 0, -1], [0, 5, 0], [0, 5, 0]])

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from reference.exact import count_choices, enumerate_all, solve_relaxed
 
-from mindswap.planner.solver.fast import _Solver, solve
-from mindswap.planner.solver.improve import _exposed_ns, _link_ns, _Move, _moves, _parts, forward_time_ns
-from mindswap.planner.solver.search import Search, Stop
-from mindswap.planner.stage_problem import AssignmentCost, DecisionCosts
+from mindswap.planner.solver.fast import solve
+from mindswap.planner.solver.hiding_time import forward_time_ns
+from mindswap.planner.solver.improve import _exposed_ns, _link_ns, _Move, _moves, _parts
+from mindswap.planner.solver.search import Stop
+from mindswap.planner.stage_problem import DecisionCosts
 from mindswap.simulator.timeline import StallCause
 from tests.planner.builders import Tensor, ToySpace, random_space
 from tests.strength import examples, is_nightly
@@ -160,31 +161,6 @@ def test_moves_of_a_search():
     assert {key[-1] for key in found if "item 1" in key} == {-1, 0, 1, 2, 3, 4, 6, 8}
     # The distance that other layers have is tried, too.
     assert moves([[0, 0], [0, 5]])[0, "item 1", 5] == (10, 0)
-
-
-def test_all_that_can_leave():
-    """Item 1 frees 10 bytes by swap and 8 again, item 2 again 20; item 3 is a cell with item 2 in it, of 15 and 25."""
-    freed = np.array([[[0, 0], [10, 8], [0, 20], [0, 15]], [[0, 0], [10, 8], [0, 20], [0, 25]]])
-    stage_problem = ToySpace([[Tensor(1, 1, 1)] * 3] * 2)
-    stage_problem.costs = DecisionCosts(freed, np.zeros_like(freed), np.zeros((2, 4), np.int64))
-
-    def every_bytes(assignment_cost, **changes):
-        stage_problem.costs = replace(stage_problem.costs, **changes)
-        stage_problem.assignment_cost = assignment_cost
-        return _Solver(Search(stage_problem, 1))._max_freed_bytes()
-
-    def cell_alone(layer, row):
-        """Beside the cell nothing of item 2 is left to free."""
-        own = np.where(
-            (row > 0) | (row < 0), stage_problem.costs.freed_bytes[layer, range(4), np.where(row < 0, -row, 0)], 0
-        )
-        own[2] *= row[3] == 0
-        return AssignmentCost(int(own.sum()), 0, 0, 0)
-
-    is_cell = np.array([True, False, False, True])
-    assert every_bytes(cell_alone) == 10 + 15 + 10 + 25
-    assert every_bytes(cell_alone, is_cell=is_cell) == 10 + 20 + 10 + 25
-    assert every_bytes(cell_alone, freed_bytes=freed[:, :, :1]) == 10 + 10  # nothing can run again
 
 
 def test_time_on_the_link_that_a_move_adds():

@@ -10,18 +10,15 @@ Source:
 """
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mindswap.planner.linear import METHODS, UnsolvedError, solve_linear, to_sparse_rows
-from mindswap.planner.stage_problem import KEEP, AssignmentCost, DecisionCosts, StageProblem
+from mindswap.planner.solver.columns import DualPrices, Entry, front_loaded, group_price, options_of, price_of
+from mindswap.planner.stage_problem import KEEP, StageProblem
 
-# Layer classes with less than 1/8 of the layers get no column of their own by changing the best one: the columns of
-# other classes serve them as far as they can be applied.
-MIN_CLASS_SHARE = 8
 # Cost of a missing byte relative to the largest cost of a column.
 MISSING_FACTOR = 100
 # Changes of the best column evaluated in each round: at least NUM_CHANGES, more until one is better.
@@ -33,32 +30,6 @@ MAX_TRIED = 1000
 MAX_NODES = 20
 # relative, and absolute in units of the largest recompute time of a column
 INTEGER_GAP = 1e-2
-# DualPrices of memory, link and host.
-DualPrices = np.ndarray
-# A column with its cost.
-Entry = tuple[np.ndarray, AssignmentCost]
-
-
-def front_loaded(columns: Sequence[Entry]) -> list[Entry]:
-    """Order the columns by copy time, longest first, so that the last copies end before backward begins."""
-    return sorted(columns, key=lambda entry: -entry[1].copy_ns)
-
-
-def interleaved(columns: Sequence[Entry]) -> list[Entry]:
-    """Spread equal columns evenly over the layers, so that copies overlap layers with other columns.
-
-    Of equally frequent columns the one with the longest copy time goes first, so that few copies remain at the end.
-    """
-    number = Counter(column.tobytes() for column, _ in columns)
-    heaviest = list(dict.fromkeys(column.tobytes() for column, _ in front_loaded(columns)))
-    shift = {key: rank / max(1, len(heaviest) - 1) for rank, key in enumerate(heaviest)}
-    seen: Counter[bytes] = Counter()
-    placed = []
-    for position, entry in enumerate(front_loaded(columns)):
-        key = entry[0].tobytes()
-        placed.append(((seen[key] + shift[key]) / number[key], position, entry))
-        seen[key] += 1
-    return [entry for *_, entry in sorted(placed, key=lambda ranked: ranked[:2])]
 
 
 class _MasterProgram(NamedTuple):
@@ -75,46 +46,35 @@ class MasterProblem:
 
     Args:
         stage_problem: decisions of the layers and their costs.
-        unswappable: bool, shape (num_layers, num_groups): groups that are not swapped, because their copies would be on
-            the device at the peak; None for none.
         arrange: sorts the columns of a class into the order of its layers.
         allows_full_recompute: whether layers may be recomputed as a whole.
-        columns: initial columns, each int64 of shape (num_groups,).
-        is_uncoupled: exclude swap of tensors that recomputed operators read.
         enough_ns: recompute time of all layers below which no further columns are added.
-        num_tried: columns already tried by pricing, which count against `MAX_TRIED`.
+        unswappable: bool, shape (num_layers, num_groups): groups that are not swapped, because their copies would be on
+            the device at the peak; None for none.
+        columns: initial columns, each int64 of shape (num_groups,).
     """
 
     def __init__(
         self,
         stage_problem: StageProblem,
-        unswappable: np.ndarray | None = None,
         arrange: Callable[[Sequence[Entry]], list[Entry]] = front_loaded,
         allows_full_recompute: bool = True,
-        columns: Iterable[np.ndarray] = (),
-        is_uncoupled: bool = False,
         enough_ns: float = 0,
-        num_tried: int = 0,
+        unswappable: np.ndarray | None = None,
+        columns: Iterable[np.ndarray] = (),
     ):
         self.stage_problem = stage_problem
         self.arrange = arrange
         self.allows_full_recompute = allows_full_recompute
-        self.is_uncoupled = is_uncoupled
         self.enough_ns = enough_ns
         costs = stage_problem.costs
         self.unswappable = np.zeros((costs.num_layers, costs.num_groups), bool) if unswappable is None else unswappable
-        signatures = [
-            table.reshape(costs.num_layers, -1)
-            for table in (
-                costs.freed_bytes, costs.recompute_ns, costs.copy_ns, costs.all_conflicts, self.unswappable,
-            )
-        ]  # fmt: skip
-        _, first, class_of = np.unique(
-            np.concatenate(signatures, axis=1), axis=0, return_index=True, return_inverse=True
-        )
+        tables = (costs.freed_bytes, costs.recompute_ns, costs.copy_ns, costs.all_conflicts, self.unswappable)
+        signatures = np.concatenate([table.reshape(costs.num_layers, -1) for table in tables], axis=1)
+        _, first, class_of = np.unique(signatures, axis=0, return_index=True, return_inverse=True)
         self.layers = [np.flatnonzero(class_of.ravel() == layer_class) for layer_class in range(len(first))]
         self.columns: list[dict[bytes, Entry]] = [{} for _ in self.layers]
-        self.num_tried = num_tried
+        self._num_tried = 0  # columns that pricing has evaluated
         self._solved_program = ""  # the program that `_solved_counts` solves
         self._solved_counts: list[list[int]] = []
         full_recompute = np.zeros(costs.num_groups, np.int64)
@@ -123,26 +83,16 @@ class MasterProblem:
             self._add(column)
 
     def with_unswappable(self, unswappable: np.ndarray) -> "MasterProblem":
-        """Return a copy that excludes further swaps; it starts from the known columns.
+        """Return a copy that excludes swaps; it starts from the known columns.
 
         A group that is excluded in one layer is excluded in all of them: otherwise each pattern of exclusions would
         make a class of its own.
         """
-        every = self.unswappable | unswappable
-        signatures = np.logical_and.outer(every.any(axis=1), every.any(axis=0))
-        return self.changed(unswappable=signatures)
-
-    def changed(self, **settings: Any) -> "MasterProblem":
-        """Return a copy with other settings; it starts from the known columns unless others are given."""
-        arguments: dict[str, Any] = {
-            "unswappable": self.unswappable,
-            "arrange": self.arrange,
-            "allows_full_recompute": self.allows_full_recompute,
-            "columns": [column for class_columns in self.columns for column, _ in class_columns.values()],
-            "is_uncoupled": self.is_uncoupled,
-            "enough_ns": self.enough_ns,
-        }
-        return MasterProblem(self.stage_problem, num_tried=self.num_tried, **(arguments | settings))
+        excluded = np.logical_and.outer(unswappable.any(axis=1), unswappable.any(axis=0))
+        columns = [column for class_columns in self.columns for column, _ in class_columns.values()]
+        return MasterProblem(
+            self.stage_problem, self.arrange, self.allows_full_recompute, self.enough_ns, excluded, columns
+        )
 
     def solve(self, freed_bytes: int, copy_ns: float, host_bytes: float) -> np.ndarray:
         """Return the assignment of least recompute time that frees the given bytes; swaps have distance 1.
@@ -260,8 +210,8 @@ class MasterProblem:
         layer, costs = int(self.layers[layer_class][0]), self.stage_problem.costs
         ranked = [
             sorted(
-                _options(costs, layer, group, self.unswappable[layer, group]),
-                key=lambda value, group=group: _item_price(costs, layer, group, value, dual_prices),  # type: ignore[misc]
+                options_of(costs, layer, group, self.unswappable[layer, group]),
+                key=lambda value, group=group: group_price(costs, layer, group, value, dual_prices),  # type: ignore[misc]
             )
             for group in range(1, costs.num_groups)
         ]
@@ -269,27 +219,25 @@ class MasterProblem:
         yield alone
         if (costs.is_cell & (alone != KEEP)).any():
             yield np.where(costs.is_cell, KEEP, alone)
-        if len(self.layers[layer_class]) * MIN_CLASS_SHARE < costs.num_layers:
-            return
         # Under full recompute there is no decision to change.
         class_columns = [entry for entry in self.columns[layer_class].values() if entry[0][0] == KEEP]
-        best, assignment_cost = min(class_columns, key=lambda entry: _price(entry[1], dual_prices))
+        best, assignment_cost = min(class_columns, key=lambda entry: price_of(entry[1], dual_prices))
         changes = []
         for group, values in enumerate(ranked, 1):
-            own_ns = _item_price(costs, layer, group, int(best[group]), dual_prices)
+            own_ns = group_price(costs, layer, group, int(best[group]), dual_prices)
             changes += [
-                (_item_price(costs, layer, group, value, dual_prices) - own_ns, group, value)
+                (group_price(costs, layer, group, value, dual_prices) - own_ns, group, value)
                 for value in values
                 if value != best[group]
             ]
         is_better = False  # changes with the largest predicted gain come first
         for number, (_, group, value) in enumerate(sorted(changes)[:MAX_CHANGES]):
-            if (is_better and number >= NUM_CHANGES) or self.num_tried >= MAX_TRIED:
+            if (is_better and number >= NUM_CHANGES) or self._num_tried >= MAX_TRIED:
                 return
-            self.num_tried += 1
+            self._num_tried += 1
             changed = best.copy()
             changed[group] = value
-            if _price(self.stage_problem.assignment_cost(layer, changed), dual_prices) < _price(
+            if price_of(self.stage_problem.assignment_cost(layer, changed), dual_prices) < price_of(
                 assignment_cost, dual_prices
             ):
                 is_better = True
@@ -300,15 +248,11 @@ class MasterProblem:
         costs, is_new = self.stage_problem.costs, False
         for layers, class_columns in zip(self.layers, self.columns, strict=True):
             layer = int(layers[0])
-            is_possible = [
-                value in _options(costs, layer, group, self.unswappable[layer, group])
-                for group, value in enumerate(column.tolist())
+            options = [
+                options_of(costs, layer, group, self.unswappable[layer, group]) for group in range(costs.num_groups)
             ]
+            is_possible = [value in values for value, values in zip(column.tolist(), options, strict=True)]
             column_of_class = np.where(is_possible, column, KEEP)
-            if self.is_uncoupled:
-                column_of_class = np.where(
-                    costs.swapped_recompute_inputs(column_of_class, layer), KEEP, column_of_class
-                )
             if column_of_class.tobytes() not in class_columns:
                 class_columns[column_of_class.tobytes()] = (
                     column_of_class,
@@ -316,33 +260,3 @@ class MasterProblem:
                 )
                 is_new = True
         return is_new
-
-
-def _options(costs: DecisionCosts, layer: int, group: int, is_unswappable: bool) -> list[int]:
-    """Return the possible decisions of a group: keep, each recompute path, swap."""
-    path_indices = np.flatnonzero(costs.freed_bytes[layer, group] > 0).tolist()
-    return [
-        KEEP,
-        *(-path_index if path_index else 1 for path_index in path_indices if path_index or not is_unswappable),
-    ]
-
-
-def _item_price(costs: DecisionCosts, layer: int, group: int, value: int, dual_prices: DualPrices) -> float:
-    if value == KEEP:
-        return 0.0
-    size = int(costs.freed_bytes[layer, group, max(-value, 0)])
-    is_swap = value > KEEP
-    copy_ns, host_bytes = (int(costs.copy_ns[layer, group]), size) if is_swap else (0, 0)
-    return _price(
-        AssignmentCost(size, int(costs.recompute_ns[layer, group, max(-value, 0)]), copy_ns, host_bytes), dual_prices
-    )
-
-
-def _price(assignment_cost: AssignmentCost, dual_prices: DualPrices) -> float:
-    memory, link, host = dual_prices.tolist()
-    return (
-        assignment_cost.recompute_ns
-        - memory * assignment_cost.freed_bytes
-        + link * assignment_cost.copy_ns
-        + host * assignment_cost.host_bytes
-    )

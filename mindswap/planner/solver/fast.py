@@ -11,16 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindswap.planner.solver.column_generation import MasterProblem, front_loaded, interleaved
-from mindswap.planner.solver.improve import (
-    SMALL_PROBLEM_DECISIONS,
-    by_layer_assignment,
-    hiding_time_ns,
-    improve,
-    piecewise,
-)
+from mindswap.planner.solver.column_generation import MasterProblem
+from mindswap.planner.solver.columns import front_loaded, interleaved
+from mindswap.planner.solver.distances import set_distances
+from mindswap.planner.solver.hiding_time import hiding_time_ns
+from mindswap.planner.solver.improve import SMALL_PROBLEM_DECISIONS, improve
+from mindswap.planner.solver.least_memory import minimize_memory
 from mindswap.planner.solver.search import Progress, Search, Stop
-from mindswap.planner.stage_problem import KEEP, Score, StageProblem
+from mindswap.planner.stage_problem import Score, StageProblem
 
 # Limits of one search: simulated operators in total, and number of simulations.
 MAX_OPERATORS = 2_500_000
@@ -34,21 +32,11 @@ LOWER_FRACTIONS = (0.9, 0.7, 0.5, 0.25, 0.0)
 MAX_WORSE = 2
 # Fraction of the first utilization that is tried if no assignment fits at the first utilization itself.
 FALLBACK_FRACTION = 0.7
+# Corrections of the bytes to free at each utilization.
 NUM_CORRECTIONS = 4
-# Values of `backward_prefetch` that are tried to minimize memory.
-CLOSE_DISTANCES = (1, 4, 8, 16, 32)
-# Fractions of the memory that swap and recompute can free. If more than the first must be freed, tensors in flight on
-# the link are the bottleneck; if more than the second, the search starts from assignments that free all of it.
-NEAR_MINIMUM_FRACTION, AT_MINIMUM_FRACTION = 0.6, 0.8
-# Minimum gain of doubled prefetch distances, in thousandths of the step time.
-MIN_GAIN_PERMILLE = 1
-# Scalings of the prefetch distances, in thousandths, that are tried if an assignment does not fit.
-SHORTER_DISTANCES_PERMILLE = (850, 700, 600, 500, 350)
 # Corrections below 1/500 of the memory to free are skipped.
 SMALL_CORRECTION = 500
-# If nothing fits: layer assignments of the nearest assignment that are tried in all layers.
-MAX_ROWS = 8
-# If nothing fits: limit of simulations for each attempt to come closer to the budget.
+# If nothing fits: limit of simulations for the attempt to come closer to the budget.
 MAX_INFEASIBLE_EVALUATIONS = 80
 
 
@@ -76,14 +64,6 @@ class _ScoredAssignment(NamedTuple):
     assignment: np.ndarray
 
 
-class _SimulatedDistances(NamedTuple):
-    """Simulation of an assignment with one prefetch distance."""
-
-    score: Score
-    assignment: np.ndarray
-    min_distances: np.ndarray  # from `StageProblem.min_distances`
-
-
 def _score_of(scored: _ScoredAssignment) -> tuple[Score, float]:
     return scored.score, scored.link_utilization
 
@@ -96,7 +76,7 @@ class _Solver:
         self.scored_assignments: list[_ScoredAssignment] = []
         # the best assignments so far, kept as starts of the local search if none of them fits
         self.infeasible_starts: list[np.ndarray] = []
-        self.masters: dict[float, MasterProblem] = {}  # the last one of each utilization
+        self.masters: dict[float, MasterProblem] = {}  # of each utilization, with the swaps that it excludes
         # assignment without distances -> its score, and the assignment with distances
         self.scored: dict[bytes, tuple[Score, np.ndarray]] = {}
 
@@ -112,8 +92,6 @@ class _Solver:
         micro_batches = self.stage_problem.layout.num_micro_steps
         self.forward_ns = hiding_time_ns(timeline)
         self.deficit_bytes = -(-score.excess_bytes // self.costs.num_in_flight)
-        self.max_freed_bytes = self._max_freed_bytes()
-        self.is_near_minimum = self.deficit_bytes > self.max_freed_bytes * NEAR_MINIMUM_FRACTION
         tolerated_extra_ns = self.stage_problem.tolerated_extra_ns * self.stage_problem.num_scored
         self.search.enough_ns = score.step_time_ns + round(tolerated_extra_ns) if tolerated_extra_ns > 0 else 0
         if any(self.search.score(assignment).fits for assignment in initial_assignments):
@@ -124,7 +102,7 @@ class _Solver:
         self.initial_bytes = self.deficit_bytes
         self._search_utilizations()
         self.scored_assignments.sort(key=_score_of)
-        is_infeasible, nearest = not self._fits, self._nearest
+        is_infeasible = not self._fits
         if is_infeasible:
             self.search.max_evaluations = min(limit, self.search.num_evaluations + MAX_INFEASIBLE_EVALUATIONS)
         best_per_utilization: dict[float, np.ndarray] = {}  # best assignment of each utilization
@@ -133,11 +111,9 @@ class _Solver:
         is_small = self.costs.copy_ns.size <= SMALL_PROBLEM_DECISIONS
         others = list(best_per_utilization.values()) if is_small else self.infeasible_starts if is_infeasible else []
         improve(self.search, self.forward_ns, others, [] if is_small or is_infeasible else self.infeasible_starts)
-        if is_infeasible:
-            self._try_uniform(nearest)
-            if self._fits:
-                self.search.max_evaluations = limit
-                improve(self.search, self.forward_ns)
+        if is_infeasible and self._fits:
+            self.search.max_evaluations = limit
+            improve(self.search, self.forward_ns)
 
     @property
     def _fits(self) -> bool:
@@ -160,16 +136,16 @@ class _Solver:
         self.master = MasterProblem(self.stage_problem, arrange=interleaved, enough_ns=enough_ns)
         max_utilization = total_ns * 1.5 / max(1, self.forward_ns)
         first = min(FIRST_UTILIZATION, all_ns / max(1, self.forward_ns))
-        if self.deficit_bytes <= self.max_freed_bytes * AT_MINIMUM_FRACTION:
-            self._search_first(first)
-        if not self._fits and self.is_near_minimum and not self.search.is_exhausted:
-            first = self._find_first_utilization(max_utilization)
-            self._search_first(first)
+        for fraction in (1.0, FALLBACK_FRACTION):
+            if not self._fits and not self.search.is_exhausted:
+                self._search_at(first * fraction)
         if not self._fits:
             self.infeasible_starts = [self._nearest]
-            self._minimize_memory()
+            minimize_memory(self.search)
             if self._fits:  # full recompute of a layer has all of its tensors at once, which is the excess
-                self.master = self.master.changed(allows_full_recompute=False, columns=())
+                self.master = MasterProblem(
+                    self.stage_problem, arrange=interleaved, enough_ns=enough_ns, allows_full_recompute=False
+                )
             else:  # tensors in flight use device memory, so fewer of them may fit
                 self.infeasible_starts = [self._nearest]
         lower = [first * fraction for fraction in LOWER_FRACTIONS] if first else []
@@ -191,98 +167,38 @@ class _Solver:
             ):
                 break  # lower utilizations are better, or nothing fits
         best = min(self.scored_assignments, key=_score_of).link_utilization
-        self.master = self.masters.get(best, self.master)
-        self.master.arrange = front_loaded
-        self._correct_deficit(best)
-
-    def _find_first_utilization(self, max_utilization: float) -> float:
-        """Return the utilization at which freeing as much as possible is fastest, if that fits at any.
-
-        Close to the minimum memory, memory for tensors in flight may save more time than it costs in recompute.
-        """
-        self.master = self.master.changed(unswappable=None, is_uncoupled=False)
-        for link_utilization in (
-            FIRST_UTILIZATION,
-            *(link_utilization for link_utilization in HIGHER_UTILIZATIONS if link_utilization < max_utilization),
-        ):
-            before = min(self.scored_assignments, key=_score_of, default=None)
-            self._evaluate_at(link_utilization, self.max_freed_bytes - self.max_freed_bytes // SMALL_CORRECTION)
-            if self.search.is_exhausted or (self._fits and min(self.scored_assignments, key=_score_of) is before):
-                break
-        best = min(self.scored_assignments, key=_score_of)
-        return best.link_utilization if best.score.fits else FIRST_UTILIZATION
-
-    def _search_first(self, link_utilization: float) -> None:
-        """Search the first utilization without, then with, swaps of tensors that recomputed operators read.
-
-        Such tensors must be prefetched earlier than the cost model assumes, so layer assignments without them are tried
-        first. Of two equal results the one with more columns is kept.
-        """
-        tried: list[tuple[tuple[Score, float], int, MasterProblem, int]] = []
-        initial_bytes = self.initial_bytes
-        for is_uncoupled in (True, False) if self.costs.reads.any() else (False,):
-            self.master = self.master.changed(is_uncoupled=is_uncoupled)
-            self.initial_bytes, begin = initial_bytes, len(self.scored_assignments)
-            for fraction in (1.0, FALLBACK_FRACTION):
-                self._search_at(link_utilization * fraction)
-                best = min(self.scored_assignments[begin:], key=_score_of)
-                if best.score.fits or self.search.is_exhausted:
-                    break
-            tried.append((_score_of(best), -len(tried), self.master, self.initial_bytes))
-            if self.search.is_exhausted:
-                break
-        *_, self.master, self.initial_bytes = min(tried, key=lambda candidate: candidate[:2])
+        master = self.masters[best]
+        master.arrange = front_loaded
+        self._correct_deficit(master, best)
 
     def _search_at(self, link_utilization: float) -> None:
         """Search the best assignment at one utilization.
 
         If it does not fit, swaps whose tensors are on the device at the peak anyway are dropped, if that is better.
-        Which these are depends on the utilization, so nothing is carried over to the next one. Close to the minimum
-        memory, tensors in flight are the bottleneck: recompute is added first, and swaps are dropped only if that does
-        not fit.
+        Which these are depends on the utilization, so nothing is carried over to the next one.
         """
-        self.master = unrestricted = self.master.changed(unswappable=None)
-        scored = self._evaluate_at(link_utilization, self.initial_bytes)
-        is_corrected = self.is_near_minimum and not scored.score.fits
-        fits = self._correct_deficit(link_utilization) if is_corrected else scored.score.fits
-        if not fits and not self.search.is_exhausted:
-            self.master = unrestricted.with_unswappable(
-                self.stage_problem.is_on_device_at_peak(self.search.run(scored.assignment)[1])
-            )
-            if self._evaluate_at(link_utilization, self.initial_bytes).score >= scored.score:
-                self.master = unrestricted
-        if not is_corrected or self.master is not unrestricted:
-            self._correct_deficit(link_utilization)
-        self.masters[link_utilization] = self.master
+        master = self.master
+        scored = self._evaluate_at(master, link_utilization, self.initial_bytes)
+        if not scored.score.fits and not self.search.is_exhausted:
+            timeline = self.search.run(scored.assignment)[1]
+            restricted = master.with_unswappable(self.stage_problem.is_on_device_at_peak(timeline))
+            if self._evaluate_at(restricted, link_utilization, self.initial_bytes).score < scored.score:
+                master = restricted
+        self._correct_deficit(master, link_utilization)
+        self.masters[link_utilization] = master
 
-    def _evaluate_at(self, link_utilization: float, needed_bytes: int) -> _ScoredAssignment:
+    def _evaluate_at(self, master: MasterProblem, link_utilization: float, needed_bytes: int) -> _ScoredAssignment:
         """Solve the master problem for the bytes to free and a utilization, then simulate the assignment."""
         host_bytes = self.stage_problem.host_budget_bytes / self.costs.num_in_flight
-        assignment = self.master.solve(needed_bytes, link_utilization * self.forward_ns, host_bytes)
+        assignment = master.solve(needed_bytes, link_utilization * self.forward_ns, host_bytes)
         if assignment.tobytes() not in self.scored:
-            self.scored[assignment.tobytes()] = self._set_distances(assignment)
+            self.scored[assignment.tobytes()] = set_distances(self.search, assignment, self.distance)
         score, assignment = self.scored[assignment.tobytes()]
         self.scored_assignments.append(_ScoredAssignment(score, link_utilization, assignment))
-        if self.is_near_minimum and not score.fits:
-            self._try_shorter_distances(link_utilization, assignment)
         return _ScoredAssignment(score, link_utilization, assignment)
 
-    def _try_shorter_distances(self, link_utilization: float, assignment: np.ndarray) -> None:
-        """Try smaller prefetch distances for an assignment that does not fit.
-
-        Waiting for late prefetches may cost less than more recompute. The result does not correct the bytes to free.
-        """
-        for permille in SHORTER_DISTANCES_PERMILLE:
-            if self.search.is_exhausted:
-                return
-            later = np.where(assignment > KEEP, np.maximum(1, assignment * permille // 1000), assignment)
-            score = self.search.score(later)
-            if score.fits:
-                self.scored_assignments.append(_ScoredAssignment(score, link_utilization, later))
-                return
-
-    def _correct_deficit(self, link_utilization: float) -> bool:
-        """Adjust the bytes to free by the simulated excess or slack; return whether an assignment fits."""
+    def _correct_deficit(self, master: MasterProblem, link_utilization: float) -> None:
+        """Adjust the bytes to free by the simulated excess or slack."""
         in_flight = self.costs.num_in_flight
         needed_bytes, step_bytes = self.initial_bytes, max(1, self.deficit_bytes // SMALL_CORRECTION)
         low = 0  # bytes that were not enough
@@ -291,7 +207,7 @@ class _Solver:
         for number in range(NUM_CORRECTIONS):
             if self.search.is_exhausted or (high is not None and high - low <= step_bytes):
                 break
-            score, _, assignment = self._evaluate_at(link_utilization, needed_bytes)
+            score, _, assignment = self._evaluate_at(master, link_utilization, needed_bytes)
             if before is not None and np.array_equal(before, np.minimum(assignment, 1)):
                 break  # the same assignment: more or less cannot be freed
             before = np.minimum(assignment, 1)
@@ -309,74 +225,3 @@ class _Solver:
                     needed_bytes = min(needed_bytes, (low + high) // 2)
         if high is not None:
             self.initial_bytes = (self.deficit_bytes + high) // 2
-        return high is not None
-
-    def _max_freed_bytes(self) -> int:
-        """Return the bytes that all layers free if each group takes the decision that frees most.
-
-        Computed with and without recomputed cells, of which the larger counts. The sum over groups would be wrong:
-        cells free the same tensors as the groups inside them, and keep their boundary tensors.
-        """
-        swapped, recomputed = self.costs.freed_bytes[:, :, 0], self._max_recompute()
-        is_swap = swapped > self.costs.freed_bytes_of(recomputed)
-        all_moved = np.where(is_swap, 1, recomputed)
-        all_moved[:, 0] = KEEP
-        apart = np.where(self.costs.is_cell, KEEP, all_moved)
-        assignment_cost = self.stage_problem.assignment_cost
-        return sum(
-            max(assignment_cost(layer, rows[layer]).freed_bytes for rows in (all_moved, apart))
-            for layer in range(len(all_moved))
-        )
-
-    def _max_recompute(self) -> np.ndarray:
-        """Return the assignment in which each group takes the recompute path that frees most, if it has any."""
-        path_indices = self.costs.freed_bytes[:, :, 1:]
-        path_index = (
-            path_indices.argmax(axis=2) + 1 if path_indices.shape[2] else np.zeros(path_indices.shape[:2], np.int64)
-        )
-        return np.where(path_indices.max(axis=2, initial=0) > 0, -path_index, KEEP)
-
-    def _minimize_memory(self) -> None:
-        """Try the assignments of least memory: recompute all that can be, swap the rest with small distances."""
-        recomputed, can_swap = self._max_recompute(), self.costs.freed_bytes[:, :, 0] > 0
-        full_recompute = np.zeros_like(recomputed)
-        full_recompute[:, 0], recomputed[:, 0] = recomputed[:, 0], KEEP
-        self.search.score(full_recompute)
-        for distance in CLOSE_DISTANCES:
-            swapped = np.where(can_swap, distance, KEEP)
-            for base in (recomputed, np.zeros_like(recomputed)):
-                self.search.score(np.where(base == KEEP, swapped, base))
-
-    def _try_uniform(self, nearest: np.ndarray) -> None:
-        """Try each layer assignment of the nearest assignment in all layers where it is possible."""
-        self.search.max_evaluations = self.search.num_evaluations + MAX_INFEASIBLE_EVALUATIONS
-        layers = np.arange(self.costs.num_layers)[:, None]
-        groups, last = np.arange(self.costs.num_groups), self.costs.freed_bytes.shape[2] - 1
-        for layer_assignment in np.unique(nearest, axis=0)[:MAX_ROWS]:
-            can_have = self.costs.freed_bytes[layers, groups, np.clip(-layer_assignment, 0, last)] > 0
-            everywhere = np.where(can_have, layer_assignment, KEEP)
-            for distance in CLOSE_DISTANCES:
-                self.search.score(np.where(everywhere > KEEP, distance, everywhere))
-
-    def _set_distances(self, assignment: np.ndarray) -> tuple[Score, np.ndarray]:
-        """Choose prefetch distances: about a layer, or the minimum that the simulated timeline needs.
-
-        Distances that are too short hide how much is needed, because the waits leave the copies their time. So they
-        are doubled as long as the step gets faster.
-        """
-
-        def simulate(distance: int) -> _SimulatedDistances:
-            first = np.where(assignment > KEEP, distance, assignment)
-            score, timeline = self.search.run(first)
-            return _SimulatedDistances(score, first, self.stage_problem.min_distances(timeline))
-
-        score, first, min_distances = simulate(self.distance)
-        if not (assignment > KEEP).any():
-            return score, first
-        while min_distances.max() >= first.max() and not self.search.is_exhausted:
-            longer = simulate(2 * int(first.max()))
-            if longer.score.step_time_ns * 1000 >= score.step_time_ns * (1000 - MIN_GAIN_PERMILLE):
-                break
-            score, first, min_distances = longer
-        tried = (first, by_layer_assignment(first, min_distances), piecewise(first, min_distances))
-        return min(((self.search.score(candidate), candidate) for candidate in tried), key=lambda scored: scored[0])

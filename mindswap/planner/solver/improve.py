@@ -14,11 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindswap.planner.solver.distances import Start, retune
 from mindswap.planner.solver.search import Search
-from mindswap.planner.stage_problem import KEEP, DecisionCosts, Score
-from mindswap.simulator.memory import profile_memory
-from mindswap.simulator.program import OpKind
-from mindswap.simulator.timeline import StallCause, Timeline
+from mindswap.planner.stage_problem import KEEP, DecisionCosts
 
 # Limit of simulations in one round.
 MAX_TRIALS = 60
@@ -28,9 +26,6 @@ MIN_REARRANGED = 240
 SMALL_PROBLEM_DECISIONS = 24
 NUM_PERTURBATIONS = 12
 NUM_PERTURBED_DECISIONS = 3
-
-# An assignment with its score.
-_Start = tuple[np.ndarray, Score]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,32 +42,6 @@ class _Move:
         changed[self.mask[:, 0]] = KEEP  # under full recompute a layer has no other decisions
         changed[self.mask] = self.value
         return changed
-
-
-def forward_time_ns(timeline: Timeline) -> int:
-    """Return the forward time of all micro-batches on all stages, with exposed communication, which copies overlap."""
-    return int(_busy_ns(timeline)[timeline.program.ops.kind == OpKind.FORWARD].sum())
-
-
-def hiding_time_ns(timeline: Timeline) -> int:
-    """Return the forward time per micro-batch in which offloads can hide before the memory peak.
-
-    A large head moves the peak to the head: then the forward time after the peak does not count.
-    """
-    ops, peak_ns = timeline.program.ops, profile_memory(timeline, 0).peak_ns
-    is_compute, is_forward = ops.kind < OpKind.COLLECTIVE, ops.kind == OpKind.FORWARD
-    forward_ns = forward_time_ns(timeline) // (1 + int(ops.micro_batch.max()))
-    peak_op = int(np.flatnonzero(is_compute & (timeline.op_start_ns <= peak_ns))[-1])
-    if not is_forward[peak_op]:
-        return forward_ns
-    is_after_peak = is_forward & (ops.micro_batch == ops.micro_batch[peak_op]) & (np.arange(len(ops)) >= peak_op)
-    return forward_ns - int(_busy_ns(timeline)[is_after_peak].sum())
-
-
-def _busy_ns(timeline: Timeline) -> np.ndarray:
-    """Return the time of each operator with exposed communication: int64, shape (num_ops,)."""
-    waits = timeline.stall_cause == StallCause.COMMUNICATION
-    return timeline.program.ops.duration_ns + np.where(waits, timeline.stall_ns, 0)
 
 
 def improve(
@@ -129,7 +98,7 @@ def _climb(search: Search, assignment: np.ndarray, forward_ns: int) -> None:
     """Climb to a local optimum."""
     score = search.score(assignment)
     while not search.is_exhausted:
-        improved = _change(search, _retune(search, (assignment, score)), forward_ns)
+        improved = _change(search, retune(search, (assignment, score)), forward_ns)
         if improved[1] >= score:
             return
         assignment, score = improved
@@ -157,7 +126,7 @@ def _rearrange(search: Search, chance: random.Random, min_rearranged: int) -> bo
             changed = np.where(search.stage_problem.costs.is_possible(changed), changed, KEEP)
             score = search.score(changed)
             if is_better := score < start[1]:
-                start = _retune(search, (changed, score))
+                start = retune(search, (changed, score))
                 break
     return start is not first
 
@@ -188,28 +157,7 @@ def _permutation_moves(assignment: np.ndarray) -> list[tuple[np.ndarray, np.ndar
     return moves
 
 
-def _retune(search: Search, start: _Start) -> _Start:
-    """Set the minimum distances of the simulated timeline: one for each group, or one for each piece of layers."""
-    assignment = start[0]
-    is_swapped = assignment > KEEP
-    if not is_swapped.any():
-        return start
-    needed = search.stage_problem.min_distances(search.stage_problem.timeline(assignment))
-    largest = np.where(is_swapped, np.broadcast_to(needed.max(axis=0), assignment.shape), assignment)
-    for distances in (largest, *(piecewise(assignment, needed, number) for number in range(1, MAX_PIECES + 1))):
-        for permille in (1000, 700, 500, 1400):
-            if search.has_enough:
-                return start
-            scaled = np.where(is_swapped, np.maximum(1, distances * permille // 1000), assignment)
-            start = min(start, (scaled, search.score(scaled)), key=_score_of)
-    return start
-
-
-def _score_of(start: _Start) -> Score:
-    return start[1]
-
-
-def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
+def _change(search: Search, start: Start, forward_ns: int) -> Start:
     """Return the first better assignment by a single or paired move, in the order of estimated gain."""
     assignment, score = start
     costs = search.stage_problem.costs
@@ -324,68 +272,3 @@ def _parts(layers: np.ndarray) -> Iterator[np.ndarray]:
     if 2 < len(layers) <= 6:
         for layer in layers[1:-1]:
             yield np.array([layer])
-
-
-# Choice of `backward_prefetch` from a timeline: as small as the copies allow, because memory is in use from the offload
-# to its release and from the prefetch to its use. Equal in groups of layers, because each value of an operator is an
-# entry of the policy.
-
-MAX_PIECES = 4
-
-
-def piecewise(assignment: np.ndarray, needed: np.ndarray, num_pieces: int = MAX_PIECES) -> np.ndarray:
-    """Return the assignment with distances that are constant in each piece of neighbouring layers.
-
-    Args:
-        assignment: assignment with swaps.
-        needed: minimum distance of each swap, shape of the assignment.
-        num_pieces: number of pieces; their ends minimize the excess over the minimum distances.
-    """
-    layers = np.flatnonzero((assignment > KEEP).any(axis=1))
-    by_layer = np.maximum(1, np.where(assignment > KEEP, needed, 0).max(axis=1))[layers]
-    changed = assignment.copy()
-    changed[layers] = np.where(
-        assignment[layers] > KEEP, _level(by_layer.tolist(), num_pieces)[:, None], assignment[layers]
-    )
-    return changed
-
-
-def by_layer_assignment(assignment: np.ndarray, needed: np.ndarray) -> np.ndarray:
-    """Return the assignment with one distance for each group in all layers with equal layer assignments.
-
-    Args:
-        assignment: assignment with swaps.
-        needed: minimum distance of each swap, shape of the assignment.
-    """
-    _, class_of = np.unique(np.minimum(assignment, 1), axis=0, return_inverse=True)
-    changed = assignment.copy()
-    for layer_class in range(int(class_of.max()) + 1):
-        layers = np.flatnonzero(class_of.ravel() == layer_class)
-        changed[layers] = np.where(
-            assignment[layers] > KEEP, np.maximum(1, needed[layers].max(axis=0)), assignment[layers]
-        )
-    return changed
-
-
-def _level(values: list[int], num_pieces: int) -> np.ndarray:
-    """Return the piecewise constant upper envelope of values with minimum total excess.
-
-    Source:
-        Segmentation by dynamic programming: Bellman, "On the approximation of curves by line segments using dynamic
-        programming" (Communications of the ACM, 1961).
-    """
-    num = len(values)
-    # cost[i][j]: total excess of the maximum of values i to j - 1 over these values.
-    cost = [[0] * (num + 1) for _ in range(num + 1)]
-    for i in range(num):
-        highest = total = 0
-        for j in range(i, num):
-            highest, total = max(highest, values[j]), total + values[j]
-            cost[i][j + 1] = highest * (j + 1 - i) - total
-    best: list[tuple[int, list[int]]] = [(cost[0][j], [j]) for j in range(num + 1)]
-    for _ in range(num_pieces - 1):
-        best = [min((best[i][0] + cost[i][j], [*best[i][1], j]) for i in range(j + 1)) for j in range(num + 1)]
-    levels: list[int] = []
-    for end in best[num][1]:
-        levels += [max(values[len(levels) : end], default=0)] * (end - len(levels))
-    return np.array(levels, np.int64)
