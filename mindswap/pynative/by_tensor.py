@@ -4,7 +4,7 @@ In 1.9 swap and recompute apply to the tensors that an operator produces, in 2.x
 A trace contains both. Its paths are those of 1.9; `to_2x_path` converts them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.policy.cell_tree import is_within
@@ -14,6 +14,7 @@ from mindswap.policy.formats.mindformers2.renaming import to_2x_path
 from mindswap.policy.formats.mindformers2.tables import LayerPaths
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.policy.wording import name_indices
+from mindswap.pynative.schedule import Distance, Unit
 from mindswap.pynative.trace import Operator, Trace
 from mindswap.units import format_bytes
 
@@ -76,6 +77,36 @@ def treatment_in_2x(trace: Trace, effect: SettingsEffect) -> StorageTreatment:
         elif any(_is_swapped_2x(effect, saver) for saver in savers):
             moved.add(index)
     return StorageTreatment(frozenset(moved), frozenset(recomputed))
+
+
+def find_distances_2x(trace: Trace, effect: SettingsEffect) -> dict[int, Distance]:
+    """Return the distance of each storage that mindswap's own executor swaps for settings of MindFormers 2.x.
+
+    Each entry has its own distance, all entries of `layer_swap` count, and the last layers are swapped as well.
+
+    Args:
+        trace: the step, recorded with the recompute of the settings.
+        effect: the settings, and the paths in each layer.
+    """
+    settings = effect.settings
+    options = ("op_swap", "layer_swap") if settings.is_swap_enabled else ()
+    matches = [(target, effect.matches(target)) for option in options for target in settings.of(option)]
+
+    def counts(saver: Operator) -> Iterator[int]:
+        for target, paths_by_layer in matches:
+            paths = paths_by_layer.get(saver.layer_index if saver.layer_index is not None else -1)
+            is_named = paths is not None and (
+                target.pattern is None or all(any(is_within(n, p) for p in paths) for n in _paths_2x(saver))
+            )
+            if is_named:
+                yield target.prefetch or settings.prefetch or 1
+
+    distances = {}
+    for index, (producer, savers) in _activations(trace).items():
+        found = [count for saver in savers if (count := next(counts(saver), None)) is not None]
+        if found and not _is_shared(producer, savers):
+            distances[index] = Distance(min(found), Unit.LAYERS, moves_last_layers=True)
+    return distances
 
 
 def choose_2x(trace: Trace, targets: frozenset[int], layer_paths: LayerPaths, num_layers: int) -> SwapTargets:

@@ -35,6 +35,9 @@ class Distance:
 
     count: int  # number of operators or layers
     unit: Unit = Unit.OPERATORS
+    # In layers: the last `count` layers, which have no layer so far behind them, are released at the end of the last
+    # one, and fetched when its backward begins. MindFormers 2.x does not swap them.
+    moves_last_layers: bool = False
 
 
 class ActionKind(Enum):
@@ -172,6 +175,8 @@ def _transfer_events(
     if distance.unit is Unit.LAYERS:
         layer = max(save.layer_index for save in saved)
         ahead = layer + distance.count
+        if distance.moves_last_layers:
+            ahead = min(ahead, trace.num_layers - 1)
         if ahead >= trace.num_layers:  # no later layer releases it
             return None
         # Of several micro-batches in one pass, use the events of its own.

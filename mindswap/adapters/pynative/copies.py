@@ -16,6 +16,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 
+from mindswap.adapters.versions import pynative_executor
 from mindswap.errors import ApplyError
 
 POISON = 0xFF  # NaN in every floating point type
@@ -127,6 +128,7 @@ class ThreadCopies(CopyEngine):
         copy.pending = self._pool.submit(np.copyto, _host_view(copy), _device_view(copy.storage))
 
     def _update(self, copy: PendingCopy) -> None:
+        pynative_executor.sync()  # queued operators may write
         host, device = _host_view(copy), _device_view(copy.storage)
         if _compare(host.ctypes.data, device.ctypes.data, copy.size_bytes):
             np.copyto(host, device)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import mindspore as ms
 
 from mindswap.adapters.pynative.copies import CopyEngine, PendingCopy
-from mindswap.adapters.pynative.saved_tensors import SavedTensor, is_differentiated, is_exclusively_held, is_nested
-from mindswap.adapters.versions import pynative_executor
+from mindswap.adapters.pynative.references import MemoryReferences
+from mindswap.adapters.pynative.saved_tensors import SavedTensor, is_differentiated, is_nested
 from mindswap.errors import ApplyError
 from mindswap.pynative.ledger import Ledger, Totals
 from mindswap.pynative.schedule import ActionKind, StepSchedule, StorageAction
@@ -36,12 +36,15 @@ class _LiveStorage:
     saves: list[SavedTensor] = field(default_factory=list)  # saved tensors that use it
 
     @property
-    def is_exclusive(self) -> bool:
-        """Return whether no other code references it, and all tensors still use this memory.
+    def is_unmodified(self) -> bool:
+        """Return whether all tensors still use this memory, and no change in place was counted."""
+        return all(saved.is_unmodified for saved in self.saves)
 
-        The second check waits for operators, because MindSpore holds the memory of copies between storages until then.
-        """
-        return is_exclusively_held([saved.tensor for saved in self.saves]) and all(s.is_unmodified for s in self.saves)
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Address and size in bytes of the memory, as the user's code left it."""
+        storage = self.saves[0].storage
+        return storage.data_ptr(), storage.size()
 
     def allocate(self, size_bytes: int):
         """Move all tensors to new memory, without their values, and return it."""
@@ -82,6 +85,7 @@ class Executor:
         self.has_deviated = False
         self._moved = frozenset(schedule.moved)
         self._copies: dict[int, PendingCopy] = {}
+        self._references = MemoryReferences()
         self._start()
 
     @property
@@ -114,6 +118,7 @@ class Executor:
             return
         self.give_up()
         self._start()
+        self._references.begin()
         self.has_deviated = False
         if is_nested():
             self._deviate("gradients of gradients")
@@ -128,7 +133,27 @@ class Executor:
         self._live.clear()
 
     def end_forward(self, outputs) -> None:
-        """Do nothing."""
+        """See `between_operators`."""
+        self.between_operators()
+
+    def between_operators(self) -> None:
+        """Drop storages on the host that no other code can reach.
+
+        During an operator that is unknown, because the addresses of its outputs are.
+        """
+        if not self._is_following or not self._pending_release:
+            return
+        own = {
+            id(item) for live in self._live.values() for saved in live.saves for item in (saved.tensor, saved.storage)
+        }
+        memories = {index: self._live[index].memory for index in self._pending_release}
+        for index in sorted(memories.keys() - self._references.find_referenced(memories, own)):
+            live = self._live[index]
+            if live.is_unmodified:
+                self.copies.release(self._copies[index])
+                for saved in live.saves:
+                    saved.drop()
+                self._pending_release.remove(index)
 
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
         """Process the start or end of a layer."""
@@ -136,6 +161,7 @@ class Executor:
             return
         if self._expects(kind, layer_index):
             self._run_actions()
+            self.between_operators()
         else:
             self._deviate(f"{kind.value} of layer {layer_index}")
 
@@ -208,8 +234,6 @@ class Executor:
     def _run_actions(self) -> None:
         for action in self.schedule.actions[self._position]:
             self._run_action(action)
-        for index in sorted(self._pending_release):
-            self._try_release(index)
         self._ledger.end_event()
         self._position += 1
         if self._position == len(self.schedule.events):
@@ -223,9 +247,6 @@ class Executor:
         elif action.kind is ActionKind.RELEASE:
             self._pending_release.add(index)
         elif action.kind is ActionKind.PREFETCH:
-            if index in self._pending_release:
-                pynative_executor.sync()  # queued operators hold their inputs
-                self._try_release(index)
             if not self._restore(index):
                 self._ledger.held_bytes += size
         elif action.kind is ActionKind.WAIT:
@@ -233,14 +254,6 @@ class Executor:
         elif action.kind is ActionKind.DROP:
             self._live.pop(index, None)
         self._ledger.book(action.kind, index, size)
-
-    def _try_release(self, index: int) -> None:
-        live = self._live[index]
-        if live.is_exclusive:
-            self.copies.release(self._copies[index])
-            for saved in live.saves:
-                saved.drop()
-            self._pending_release.remove(index)
 
     def _finish(self) -> None:
         self.totals = self._ledger.totals

@@ -33,6 +33,9 @@ class Observer(Protocol):
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
         """Observe a layer that begins forward with some inputs, ends it with some outputs, or begins backward."""
 
+    def between_operators(self) -> None:
+        """Observe the end of a cell in a layer."""
+
     def save(self, tensor, layer_index: int) -> Any:
         """Return the object that autograd saves in place of a tensor."""
 
@@ -244,6 +247,18 @@ class Watch:
 
         self._add(calls.cell.register_forward_pre_hook, begin, with_kwargs=True)
         self._add(calls.cell.register_forward_hook, end)
+        self._hook_cells(calls.cell)
+
+    def _hook_cells(self, layer: nn.Cell) -> None:
+        """Report the ends of the cells in a layer, where no operator runs."""
+
+        def end_of_cell(cell, args, outputs):
+            if self._is_watched():
+                self.observer.between_operators()
+
+        for _, cell in layer.cells_and_names():
+            if cell is not layer:
+                self._add(cell.register_forward_hook, end_of_cell)
 
     def _count(self, calls: _LayerCalls) -> None:
         """Determine the layer of a call of a shared cell; a recomputed layer is the one that began backward."""

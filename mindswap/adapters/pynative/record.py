@@ -118,6 +118,9 @@ class Recorder:
             stays = at_border | self.by_address.keys()
             self.producers = {address: producer for address, producer in self.producers.items() if address in stays}
 
+    def between_operators(self) -> None:
+        """Do nothing."""
+
     def save(self, tensor, layer_index: int) -> tuple[int, object]:
         """Return the number of the save and the replacement of the tensor."""
         address = address_of(tensor)

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import mindspore as ms
@@ -14,13 +14,14 @@ from mindswap.adapters.pynative.dispatch import leave_closed_modes, recording
 from mindswap.adapters.pynative.executor import Executor
 from mindswap.adapters.pynative.hooks import Watch
 from mindswap.adapters.pynative.record import Recorder
-from mindswap.adapters.pynative.saved_tensors import pointer_offsets
+from mindswap.adapters.pynative.saved_tensors import require_known_gradients
 from mindswap.errors import ApplyError
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.ledger import SwapReport, Totals, predict
-from mindswap.pynative.schedule import StepSchedule, Unit, find_distances, make_schedule
+from mindswap.pynative.schedule import Distance, StepSchedule, Unit, find_distances, make_schedule
 from mindswap.pynative.trace import HELD, Trace
 
+FindDistances = Callable[[Trace], dict[int, Distance]]
 # A swap lives as long as its hooks on the network.
 _running: "weakref.WeakKeyDictionary[nn.Cell, weakref.ref[Swap]]" = weakref.WeakKeyDictionary()
 
@@ -34,11 +35,13 @@ class Swap:
     Args:
         network: the cell that is called.
         layers: its transformer layers.
-        decisions: of the policy, for each layer.
-        unit: unit of the prefetch distances.
+        decisions: of the policy, for each layer; or a function from a trace to the distance of each storage to swap.
+        unit: unit of the prefetch distances of the policy.
         copies: engine for copies; default is a thread on CPU, and an error on other devices.
         poison: fill memory for prefetched tensors with NaN first, for tests.
         watch_all: observe the saves of all layers, so that the ledger includes tensors that are not swapped.
+        trace: a step of this network that was recorded before, so that the first pass swaps and needs no more memory
+            than the others; None to record the first pass.
 
     Attributes:
         watch: its hooks on the network.
@@ -49,21 +52,24 @@ class Swap:
         report: all passes so far.
 
     Raises:
-        ApplyError: if a swap is active on this network, there is no copy engine for this device, or this MindSpore does
-            not expose references to tensors.
+        ApplyError: if a swap is active on this network, there is no copy engine for this device, or this MindSpore
+            differentiates by other functions.
     """
 
     def __init__(
-        self, network: nn.Cell, layers: Sequence[nn.Cell], decisions: Sequence[LayerDecisions],
+        self, network: nn.Cell, layers: Sequence[nn.Cell], decisions: Sequence[LayerDecisions] | FindDistances,
         unit: Unit = Unit.OPERATORS, copies: CopyEngine | None = None, poison: bool = False, watch_all: bool = False,
+        trace: Trace | None = None,
     ):  # fmt: skip
         if running_swap(network) is not None:
             raise ApplyError("a swap runs on this network already: mindswap.running_swap(network).remove() ends it")
-        pointer_offsets()
+        require_known_gradients()
         self.network = network
         self.layers = list(layers)
-        self.decisions = tuple(decisions)
         self.unit = unit
+        self._find_distances: FindDistances = (
+            decisions if callable(decisions) else lambda trace: find_distances(trace, tuple(decisions), unit)
+        )
         self.copies = copies or default_copies(ms.get_context("device_target"))
         self.poison = poison
         self.watch_all = watch_all
@@ -72,10 +78,13 @@ class Swap:
         self.predicted: Totals | None = None
         self.executor: Executor | None = None
         self.report = SwapReport(ms.get_context("device_target"))
-        self._recorder: Recorder | None = Recorder(network, self.layers)
+        recorder = Recorder(network, self.layers)
+        self._recorder: Recorder | None = recorder if trace is None else None
         self._recording = contextlib.ExitStack()
-        self.watch = Watch(network, self.layers, self._recorder, before_pass=self._before_pass)
+        self.watch = Watch(network, self.layers, recorder, before_pass=self._before_pass)
         _running[network] = weakref.ref(self)
+        if trace is not None:
+            self._follow(trace)
 
     @property
     def totals(self) -> Totals | None:
@@ -127,10 +136,10 @@ class Swap:
         self._recording.enter_context(recording(recorder))
 
     def _follow(self, trace: Trace) -> None:
-        self.trace, self._recorder = trace, None
+        self.trace = trace
         # Calls of a cell that is several layers share their hooks.
         watched = range(len(self.layers)) if self.watch_all or self.watch.has_shared_layers else ()
-        named = find_distances(trace, self.decisions, self.unit)
+        named = self._find_distances(trace)
         held = [trace.storages[index] for index in named if trace.storages[index].protection == HELD]
         self.schedule = make_schedule(trace, named, watched)
         self.predicted = predict(trace, self.schedule)
@@ -138,10 +147,11 @@ class Swap:
         self.report = replace(
             self.report,
             is_audited=self.watch_all and self.poison,
-            num_recorded=self.report.num_recorded + 1,
+            num_recorded=self.report.num_recorded + (self._recorder is not None),
             held_bytes=max(self.report.held_bytes, sum(storage.size_bytes for storage in held)),
             peak_without_swap_bytes=max(self.report.peak_without_swap_bytes, without),
         )
+        self._recorder = None
         self.executor = self.watch.observer = Executor(trace, self.schedule, self.copies, self.poison, self._count)
         self.watch.choose(self.schedule.hooked_layers)
 

@@ -67,6 +67,11 @@ def dry_run(config: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
     data = synthetic_data(num_samples=num_samples, **{k: v for k, v in sample.items() if k != "num_micro_batches"})
     trainer = MeasuredTrainer(config, data)
     trainer.train()
+    return measured_result(trainer, uses_stand_in)
+
+
+def measured_result(trainer: Any, uses_stand_in: bool) -> dict[str, Any]:
+    """Return the memory of a trained `MeasuredTrainer` as plain data, see `dry_run`."""
     measured = min(trainer.steps[1:], key=lambda step: max(step.peaks.values()))
     return {
         **measured.to_data(),

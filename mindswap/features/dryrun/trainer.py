@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.config.nodes import Document
+from mindswap.config.render import document_from_data
 from mindswap.features.dryrun.backend import StatusCallback
 from mindswap.features.dryrun.cann_stand_ins import has_cann, prepare_stand_ins
 from mindswap.features.dryrun.depths import DryRunOptions
@@ -19,8 +20,17 @@ from mindswap.features.dryrun.trainer_config import (
     trainer_request,
 )
 from mindswap.features.dryrun.trainer_report import TrainerDryRun
-from mindswap.features.dryrun.trainer_run import StepCopies, TrainerStep, require_mindformers_2x, run_trainer
-from mindswap.policy.formats.mindformers2.read import find_num_layers_2x
+from mindswap.features.dryrun.trainer_run import (
+    StepCopies,
+    TrainerStep,
+    require_mindformers_2x,
+    run_own_swap,
+    run_trainer,
+)
+from mindswap.policy.formats.mindformers2.effect import SettingsEffect, compute_effect
+from mindswap.policy.formats.mindformers2.read import find_mtp_layers, find_num_layers_2x, read_pynative
+from mindswap.policy.formats.mindformers2.settings import OWN_ENGINE, SWAP_ENGINE
+from mindswap.policy.formats.mindformers2.tables import load_model
 from mindswap.rules.machine.software import installed_version
 from mindswap.simulator.cost.budget import budget_of_device
 from mindswap.simulator.cost.device_costs import find_costs
@@ -69,7 +79,9 @@ def dry_run_trainer(
     require_mindformers_2x(document)
     prepare_stand_ins(report_status)
     with run_folder(options.folder) as folder:
-        steps = [_run_depth(request, folder, title, report_status) for request in requests]
+        steps = [
+            _run_depth(request, _own_effect(document, request), folder, title, report_status) for request in requests
+        ]
     num_layers = find_num_layers_2x(document) or steps[-1].num_layers
     step = steps[-1] if len(steps) == 1 else extrapolate(steps[0], steps[1], num_layers)
     is_alone = len(steps) == 1 and step.num_layers != num_layers
@@ -88,10 +100,26 @@ def dry_run_trainer(
     )
 
 
-def _run_depth(request: TrainerRequest, folder: Path, title: str, report_status: StatusCallback) -> TrainerStep:
+def _own_effect(document: Document, request: TrainerRequest) -> SettingsEffect | None:
+    """Return the settings of each layer that mindswap's own executor swaps; None if HyperParallel does."""
+    if document.value("mindswap", SWAP_ENGINE) != OWN_ENGINE or not isinstance(request.config.get("swap"), dict):
+        return None
+    short = document_from_data(dict(request.config), document.file, document)
+    num_mtp_layers = find_mtp_layers(short)
+    settings = read_pynative(short, request.num_layers)
+    return compute_effect(settings, load_model(short, request.num_layers, num_mtp_layers))
+
+
+def _run_depth(
+    request: TrainerRequest, effect: SettingsEffect | None, folder: Path, title: str, report_status: StatusCallback
+) -> TrainerStep:
     name = f"{title}: {format_count(request.num_layers, 'layer')}"
     report_status(f"{name}: starting MindFormers")
-    step = run_trainer(request, folder / f"layers_{request.num_layers}", lambda line: report_status(f"{name}: {line}"))
+    run_folder, report = folder / f"layers_{request.num_layers}", lambda line: report_status(f"{name}: {line}")
+    if effect is None:
+        step = run_trainer(request, run_folder, report)
+    else:
+        step = run_own_swap(request, effect, run_folder, report)
     report_status(f"{name}: peak {round(step.used_peak_bytes / 2**20)} MiB, {step.wall_s:.0f} s")
     return step
 
@@ -127,9 +155,21 @@ def extrapolate(low: TrainerStep, high: TrainerStep, num_layers: int) -> Trainer
     )
 
 
+def _own_swap_note(report: Mapping[str, Any]) -> str:
+    """Return what mindswap's own executor did, of its report."""
+    as_predicted = "all as predicted" if report["is_as_predicted"] else f"{report['num_as_predicted']} as predicted"
+    held = f"; {format_bytes(report['held_bytes'])} stayed, as other code held them" if report["held_bytes"] else ""
+    return (
+        f"mindswap's own executor swapped {format_count(report['num_passes'], 'pass')}, {as_predicted}, with the "
+        f"schedule of a step that a dry run recorded before: no pass ran without swap{held}"
+    )
+
+
 def _notes(document: Document, step: TrainerStep, num_cards: int | None) -> list[str]:
     notes = [APPLIED_NOTE] if step.set_lines else []
-    if step.uses_stand_in and (step.set_lines or (step.copies and step.copies.out_bytes)):
+    if step.own_swap is not None:
+        notes.append(_own_swap_note(step.own_swap))
+    elif step.uses_stand_in and (step.set_lines or (step.copies and step.copies.out_bytes)):
         notes.append(STAND_IN_NOTE)
     if left_out := find_left_out(document, num_cards):
         names = ", ".join(f"{name}: {value}" for name, value in left_out.items())

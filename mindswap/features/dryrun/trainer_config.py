@@ -9,7 +9,7 @@ from mindswap.config.nodes import Document, DocumentNode
 from mindswap.config.problem import Location, find_errors
 from mindswap.errors import GraphError, LaunchError, PolicyError
 from mindswap.policy.formats.mindformers2.read import MTP_KEYS, NUM_LAYERS_KEYS, find_mtp_layers, find_num_layers_2x
-from mindswap.policy.formats.mindformers2.settings import indices_of, parse_spec
+from mindswap.policy.formats.mindformers2.settings import OWN_ENGINE, SWAP_ENGINE, indices_of, parse_spec
 from mindswap.rules.checker import check_pynative
 from mindswap.rules.machine.software import installed_version
 from mindswap.units import format_count
@@ -27,7 +27,7 @@ ONE_PROCESS = {
     "sequence_parallel": False,
 }
 # Sections of files and services that a dry run must not read or write.
-DROPPED_SECTIONS = ("callbacks", "monitor", "profiler", "eval_dataset", "run_mode")
+DROPPED_SECTIONS = ("mindswap", "mindswap", "callbacks", "monitor", "profiler", "eval_dataset", "run_mode")
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,8 @@ def truncate_layers(config: dict[str, Any], full_layers: int, num_layers: int, n
     positions |= {full_layers + index: num_layers + index for index in range(num_mtp_layers)}
     for name in ("swap", "recompute", "recompute_comm"):
         if isinstance(config.get(name), dict):
-            prefetch = config[name].get("default_prefetch", 1) if name == "swap" else 0
+            is_own = (config.get("mindswap") or {}).get(SWAP_ENGINE) == OWN_ENGINE
+            prefetch = config[name].get("default_prefetch", 1) if name == "swap" and not is_own else 0
             limit = num_layers + num_mtp_layers - prefetch
             kept = {index: position for index, position in positions.items() if position < limit}
             config[name] = {key: _retained(value, kept) for key, value in config[name].items()}

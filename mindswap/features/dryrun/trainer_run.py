@@ -17,12 +17,16 @@ from mindswap.config.problem import Level, Location, Problem
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.features.dryrun.backend import StatusCallback, ascend_backend, wait
 from mindswap.features.dryrun.trainer_config import TrainerRequest
+from mindswap.policy.formats.mindformers2.effect import SettingsEffect
 from mindswap.policy.formats.mindformers2.tables import RULE
+from mindswap.pynative.by_tensor import find_distances_2x
+from mindswap.pynative.trace import load_trace
 from mindswap.rules.machine.software import ANY_VERSION, TRAINER_VERSIONS, installed_version
 from mindswap.runtime.logs.read import find_last_error, read_tail
 from mindswap.system.children import module_command, started
 
 PROGRAM = "mindswap.adapters.pynative.trainer_dry_run"
+OWN_SWAP = "mindswap.adapters.pynative.trainer_swap"
 LOG = "log.txt"
 MAX_S = 7200.0
 _SET_LINE = re.compile(
@@ -60,6 +64,7 @@ class TrainerStep:
         copies: swapped memory; None if HyperParallel itself did it.
         uses_stand_in: whether the stand-in for HyperParallel was used.
         set_lines: lines of MindFormers on recomputed and swapped layers.
+        own_swap: report of mindswap's own swap, see `mindswap.pynative.ledger.SwapReport`; None without.
         wall_s: time of the process in seconds.
     """
 
@@ -76,6 +81,7 @@ class TrainerStep:
     copies: StepCopies | None
     uses_stand_in: bool
     set_lines: tuple[str, ...] = ()
+    own_swap: Mapping[str, Any] | None = None
     wall_s: float = 0.0
 
     @property
@@ -180,6 +186,30 @@ def run_trainer(request: TrainerRequest, folder: Path, report_status: StatusCall
     return read_step(request.num_layers, result, folder / LOG, wall_s)
 
 
+def run_own_swap(
+    request: TrainerRequest, effect: SettingsEffect, folder: Path, report_status: StatusCallback
+) -> TrainerStep:
+    """Run the trainer with mindswap's own swap, with the schedule of a step that another process records before.
+
+    Args:
+        request: what to run; its section `swap` is replaced.
+        effect: settings of each layer.
+        folder: folder for its files; it is created.
+        report_status: called now and then, with a line on the progress.
+
+    Raises:
+        LaunchError: a process failed, with its last error and the path of its log.
+    """
+    config = {name: value for name, value in request.config.items() if name != "swap"}
+    arguments: dict[str, Any] = {"config": config, "sample": request.sample}
+    recorded, record_s = run_program(OWN_SWAP, arguments, folder.with_name(f"{folder.name}_record"), report_status)
+    trace = load_trace(recorded["trace"], "the recorded step").trace
+    distances = {index: distance.count for index, distance in find_distances_2x(trace, effect).items()}
+    arguments |= {"trace": recorded["trace"], "distances": distances}
+    result, wall_s = run_program(OWN_SWAP, arguments, folder, report_status)
+    return read_step(request.num_layers, result, folder / LOG, record_s + wall_s)
+
+
 def read_step(num_layers: int, result: Mapping[str, Any], log: Path, wall_s: float) -> TrainerStep:
     """Return the step of a result file, with the lines of its log on swap and recompute."""
     moved = result["moved"]
@@ -193,6 +223,7 @@ def read_step(num_layers: int, result: Mapping[str, Any], log: Path, wall_s: flo
         added_by_layer=tuple(result["added_by_layer"]),
         copies=StepCopies(**{name: moved[name] for name in StepCopies.__dataclass_fields__}) if moved else None,
         set_lines=tuple(_SET_LINE.findall(log.read_text("utf-8", errors="replace"))),
+        own_swap=result.get("swap"),
         wall_s=wall_s,
         **{name: result[name] for name in names},
     )

@@ -92,14 +92,14 @@ def last_layers(context: Context2x) -> Iterator[Finding]:
     """A layer is swapped that has no layer `default_prefetch` positions later: the last layers cannot be swapped.
 
     The prefetch starts when backward of that later layer begins. So the largest layer is L - 1 - default_prefetch,
-    where L counts the layers with those for multi-token prediction.
+    where L counts the layers with those for multi-token prediction. With `mindswap: {swap_engine: mindswap}` they can.
 
     PASS (num_hidden_layers: 4): swap: {enable: True, default_prefetch: 1, layer_swap: [{layers: ['0-2']}]}
     FAIL (num_hidden_layers: 4): swap: {enable: True, default_prefetch: 1, layer_swap: [{layers: ['0-3']}]}
     """
     settings, num_layers = context.settings, context.num_layers
     prefetch = settings.prefetch
-    if num_layers is None or prefetch is None or prefetch >= num_layers:
+    if settings.is_own_engine or num_layers is None or prefetch is None or prefetch >= num_layers:
         return
     largest = num_layers - 1 - prefetch
     kept = "the last layer stays" if prefetch == 1 else f"the last {prefetch} layers stay"
@@ -119,11 +119,13 @@ def last_layers(context: Context2x) -> Iterator[Finding]:
 def later_layer_swap(context: Context2x) -> Iterator[Finding]:
     """`layer_swap` has more than one entry; upstream takes the first and silently drops the others.
 
+    With `mindswap: {swap_engine: mindswap}` all entries act.
+
     PASS: swap: {enable: True, layer_swap: [{layers: [0, 2]}]}
     FAIL: swap: {enable: True, layer_swap: [{layers: [0]}, {layers: [2]}]}
     """
     entries = context.settings.of("layer_swap")
-    for entry in entries[1:]:
+    for entry in entries[1:] if not context.settings.is_own_engine else ():
         message = f"{entry.path}: has no effect; of layer_swap only the first entry acts"
         yield Finding(entry.location, message, "one entry", _suggest_merged_entry(context, entries))
 

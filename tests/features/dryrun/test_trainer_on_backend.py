@@ -56,6 +56,20 @@ def test_off_and_swap_need_what_the_trainer_needed_alone(capsys):
     assert run["set_lines"] == [f"Set layer swap at layer {index}" for index in range(7)]
 
 
+def test_the_own_executor_swaps_from_the_first_pass_with_the_schedule_of_a_dry_run(tmp_path, capsys):
+    """All 8 layers, the last one too: 6390 MiB; a proof of concept that left the last one had 6406 (issue 51)."""
+    data = yaml.safe_load(SMALL.read_text("utf-8")) | {"mindswap": {"swap_engine": "mindswap"}}
+    data["swap"]["layer_swap"] = [{"layers": ["0-5"]}, {"layers": ["6-7"], "prefetch": 2}]
+    file = tmp_path / "own.yaml"
+    file.write_text(yaml.safe_dump(data), encoding="utf-8")
+    swapped = answer(capsys, str(file))
+    assert swapped["used_peak_bytes"] / MIB < 6450
+    (run,) = swapped["stages"][0]["runs"]
+    assert run["copies_out"] == run["copies_back"] > 150
+    assert run["copied_bytes"] / MIB == pytest.approx(3100, rel=0.05)
+    assert any("swapped 3 passes, all as predicted" in note for note in swapped["notes"])
+
+
 def test_full_recompute_needs_what_the_trainer_needed_alone(tmp_path, capsys):
     recomputed = answer(capsys, changed({"mode": "full", "full_recompute_layer": ["0-7"]}, tmp_path))
     assert len(recomputed["stages"][0]["runs"][0]["set_lines"]) == 8

@@ -28,7 +28,15 @@ RECOMPUTE_KEYS = ("recompute", *SELECT_OPTIONS, *RECOMPUTE_FLAGS)
 # Keys for figures of the simulated device.
 DEVICE_KEYS = ("device", "calibration", "memory", *(figure["name"] for figure in package_data("hardware/figures.json")))
 # mindswap's own section.
-MINDSWAP_KEYS = ("cpu_stand_ins", "ignore", "output_recompute", "audit_swap", "stream_copies", *DEVICE_KEYS)
+MINDSWAP_KEYS = (
+    "cpu_stand_ins",
+    "ignore",
+    "output_recompute",
+    "audit_swap",
+    "stream_copies",
+    "swap_engine",
+    *DEVICE_KEYS,
+)
 # Keys of one entry, by option; `op_swap value` is an entry below an operator name.
 ENTRY_KEYS = {
     "layer_swap": ("backward_prefetch", "layers"),

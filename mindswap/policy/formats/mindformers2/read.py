@@ -4,7 +4,15 @@ from mindswap.config.nodes import Document, DocumentNode, key_text
 from mindswap.config.problem import Location
 from mindswap.policy.formats.mindformers1.schema import find_count, is_index, is_pattern, is_prefetch
 from mindswap.policy.formats.mindformers1.settings import ParseIssues
-from mindswap.policy.formats.mindformers2.settings import SECTION_KEYS, Expect2x, Settings2x, Target, parse_spec
+from mindswap.policy.formats.mindformers2.settings import (
+    OWN_ENGINE,
+    SECTION_KEYS,
+    SWAP_ENGINE,
+    Expect2x,
+    Settings2x,
+    Target,
+    parse_spec,
+)
 
 NUM_LAYERS_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_layers")
@@ -38,8 +46,10 @@ class _Reader:
         self.num_layers = num_layers + self.num_mtp_layers if num_layers is not None else None
         self.targets: list[Target] = []
         self.parse_issues = ParseIssues()
+        self.is_own_engine = document.value("mindswap", SWAP_ENGINE) == OWN_ENGINE
 
     def read(self) -> Settings2x:
+        self._check_engine()
         is_swap_enabled, prefetch = self._read_swap()
         is_comm_enabled = self._read_comm()
         mode = self._read_recompute(is_comm_enabled)
@@ -52,7 +62,13 @@ class _Reader:
             is_comm_enabled=is_comm_enabled,
             targets=tuple(self.targets),
             parse_issues=self.parse_issues,
+            is_own_engine=self.is_own_engine,
         )
+
+    def _check_engine(self) -> None:
+        node = self.document.get("mindswap", SWAP_ENGINE)
+        if node is not None and node.value not in (OWN_ENGINE, "upstream"):
+            self.parse_issues.add_invalid_value(f"mindswap.{SWAP_ENGINE}", node, Expect2x.ENGINE)
 
     def _section(self, name: str) -> DocumentNode | None:
         node = self.document.get(name)
@@ -85,7 +101,8 @@ class _Reader:
             for path, entry in self._entries(section.get("layer_swap"), "swap.layer_swap", ("layers",)):
                 layers = entry.get("layers")
                 if layers is not None:
-                    self._add("layer_swap", path, entry.location, layers, f"{path}.layers")
+                    prefetch_of_entry = self._own_prefetch(path, entry)
+                    self._add("layer_swap", path, entry.location, layers, f"{path}.layers", prefetch=prefetch_of_entry)
             for path, entry in self._entries(section.get("op_swap"), "swap.op_swap", ("op_name", "layers")):
                 self._read_op_swap(path, entry)
         return is_enabled, prefetch
@@ -102,8 +119,9 @@ class _Reader:
             if entry.entries is None:
                 self.parse_issues.add_invalid_value(entry_path, entry, Expect2x.ENTRY)
         entries = [(entry_path, entry) for entry_path, entry in candidates if entry.entries is not None]
+        optional = ("prefetch",) if self.is_own_engine else ()
         for entry_path, entry in entries:
-            self.parse_issues.check_keys(entry, entry_path, keys, is_entry=True)
+            self.parse_issues.check_keys(entry, entry_path, keys, is_entry=True, optional_keys=optional)
         return entries
 
     def _read_op_swap(self, path: str, entry: DocumentNode) -> None:
@@ -112,7 +130,16 @@ class _Reader:
             self.parse_issues.add_invalid_value(f"{path}.op_name", name, Expect2x.PATTERN)
         elif name is not None and layers is not None:
             place = (f"{path}.op_name", name.location)
-            self._add("op_swap", path, entry.location, layers, f"{path}.layers", name.value, place)
+            prefetch = self._own_prefetch(path, entry)
+            self._add("op_swap", path, entry.location, layers, f"{path}.layers", name.value, place, prefetch)
+
+    def _own_prefetch(self, path: str, entry: DocumentNode) -> int | None:
+        """Return the distance of an entry, which only mindswap's own executor has; None without one."""
+        node = entry.get("prefetch") if self.is_own_engine else None
+        if node is None or is_prefetch(node):
+            return node.value if node is not None else None
+        self.parse_issues.add_invalid_value(f"{path}.prefetch", node, Expect2x.PREFETCH)
+        return None
 
     def _read_recompute(self, is_comm_enabled: bool) -> str | None:
         section = self._section("recompute")
@@ -171,6 +198,7 @@ class _Reader:
         layers_path: str,
         pattern: str | None = None,
         pattern_place: tuple[str, Location] | None = None,
+        prefetch: int | None = None,
     ) -> None:
         """Record a target; without `pattern_place`, the pattern has the location of the entry."""
         specs = []
@@ -183,4 +211,6 @@ class _Reader:
             else:
                 specs.append(spec)
         place = pattern_place or (path, location)
-        self.targets.append(Target(option, path, location, pattern, *place, layers_path, layers.location, tuple(specs)))
+        self.targets.append(
+            Target(option, path, location, pattern, *place, layers_path, layers.location, tuple(specs), prefetch)
+        )

@@ -59,6 +59,8 @@ SECTION_KEYS = {
     "recompute": ("mode", "full_recompute_layer", "select_module", "exclude_op"),
     "recompute_comm": ("enable", "select_module"),
 }
+# `mindswap.swap_engine: mindswap` lets mindswap's own executor swap what the section `swap` names.
+SWAP_ENGINE, OWN_ENGINE = "swap_engine", "mindswap"
 # Section of each key that only one section has, for messages about a misplaced key.
 SECTION_OF_KEY_2X = {
     **dict.fromkeys(("default_prefetch", "layer_swap", "op_swap"), "swap"),
@@ -75,6 +77,7 @@ class Expect2x(Enum):
     SMALL_SECTION = SMALL_SECTION
     BOOL = "True or False"
     PREFETCH = "an integer, 1 or more (number of layers)"
+    ENGINE = "mindswap, or upstream (MindFormers with HyperParallel)"
     MODE = "None, full or select"
     ENTRIES = "null, or a list of mappings in brackets or with dashes"
     ENTRY = "a mapping with `layers`"
@@ -100,6 +103,7 @@ class Target:
     layers_path: str  # key path of the list of layers
     layers_location: Location  # start of the list
     specs: tuple[LayerSpec, ...]  # elements of the list that could be parsed
+    prefetch: int | None = None  # distance of this entry in layers, which only mindswap's own executor has
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +119,7 @@ class Settings2x:
     targets: tuple[Target, ...]  # entries in order, also those without effect
     # invalid values and keys. Upstream ignores an unknown key in an entry, and refuses one in a section
     parse_issues: ParseIssues
+    is_own_engine: bool = False  # `mindswap.swap_engine` is mindswap: its executor swaps, not HyperParallel
 
     def of(self, option: str) -> tuple[Target, ...]:
         """Return the targets of one option."""
