@@ -51,8 +51,12 @@ def parse_training(words: list[str]) -> Training:
     return Training(script, options, config_path)
 
 
-def load_trainable(path: Path) -> Document:
+def load_trainable(path: Path, accepts_2x: bool = False) -> Document:
     """Load a configuration that `mindswap run` supports.
+
+    Args:
+        path: the YAML.
+        accepts_2x: accept a configuration of MindFormers 2.x.
 
     Raises:
         PolicyError: if it cannot be read, or is for MindFormers 2.x.
@@ -60,7 +64,8 @@ def load_trainable(path: Path) -> Document:
     document = load_document(str(path))
     if find_errors(document.problems):
         raise PolicyError(document.problems)
-    refuse_pynative(document)
+    if not accepts_2x:
+        refuse_pynative(document)
     return document
 
 

@@ -11,7 +11,15 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.formats.mindformers2.tables import Model, paths_from_outline
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.pynative.by_tensor import choose_1_9, choose_2x, differences, treatment_in_1_9, treatment_in_2x
+from mindswap.pynative.by_tensor import (
+    choose_1_9,
+    choose_2x,
+    differences,
+    find_distances_2x,
+    treatment_in_1_9,
+    treatment_in_2x,
+)
+from mindswap.pynative.schedule import Distance, Unit
 from mindswap.pynative.trace import Operator, Save, Trace, TracedStorage, Value
 from mindswap.rules.checker import check_pynative
 
@@ -186,3 +194,13 @@ def test_what_comes_from_outside_stays_in_2x_only_where_several_layers_save_it()
     assert of_text(swap, both).moved == frozenset()
     own = replace(both, operators=(*both.operators[:2], replace(outside, layer_index=0), *both.operators[3:]))
     assert of_text(swap, own).moved == {PRODUCT}
+
+
+def test_the_own_executor_has_a_distance_for_each_entry_and_op_swap_goes_before_layer_swap():
+    text = "training: {}\nmodel: {num_hidden_layers: 2}\nmindswap: {swap_engine: mindswap}\n"
+    text += "swap: {enable: True, default_prefetch: 1, layer_swap: [{layers: [1]}, {layers: [0], prefetch: 3}],"
+    text += " op_swap: [{op_name: mlp.linear_fc2, layers: [0], prefetch: 2}]}"
+    checked = check_pynative(parse_document(text.encode(), "x.yaml"), model=MODEL)
+    assert not checked.problems
+    found = find_distances_2x(step(), checked.effect)
+    assert found == {index: Distance(count, Unit.LAYERS, True) for index, count in {COPY: 3, PRODUCT: 2}.items()}

@@ -90,6 +90,17 @@ def test_the_last_layers_stay_where_distances_count_layers(count, moved):
     assert schedule.moved == moved
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_last_layers_move_where_that_is_asked_for(count):
+    """They go at f2> (8) and are fetched at b2< (9); layer 2 itself has no event before its read at 10."""
+    distance = Distance(count, Unit.LAYERS, moves_last_layers=True)
+    schedule = make_schedule(chain(), dict.fromkeys(range(3), distance))
+    assert schedule.moved == (0, 1, 2)
+    last = moments(schedule, 2)
+    assert last["OFFLOAD"] == last["RELEASE"] == 8 and last["PREFETCH"] == 9 < last["WAIT"]
+    assert moments(schedule, 0)["RELEASE"] == {1: 5, 2: 8, 3: 8}[count]
+
+
 def test_distances_in_layers_follow_the_ends_of_layers():
     """p = 1: offload at f0>, release at f1>, prefetch at b1<."""
     schedule = make_schedule(chain(), {0: Distance(1, Unit.LAYERS)}, hooked_layers=range(3))

@@ -12,8 +12,8 @@ from mindformers.pynative.trainer import Trainer
 from mindspore import nn
 
 from mindswap.adapters.pynative.hyper_parallel_stand_in.swap import Moved, moved
+from mindswap.adapters.pynative.layers_2x import find_gpt_model, layers_of
 from mindswap.adapters.versions import replaced
-from mindswap.errors import LaunchError
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -74,7 +74,7 @@ class MeasuredTrainer(Trainer):
         # multiple of them. The PyNative model does not ask whether this is a dry run.
         with replaced(transformer_config, os=SimpleNamespace(environ={})):
             model = super()._create_model(model, model_config)
-        config, gpt_model = self.config, _find_gpt_model(model)
+        config, gpt_model = self.config, find_gpt_model(model)
         names = [(weight, weight.name) for weight in model.get_parameters()]
         apply_ac(
             gpt_model.decoder,
@@ -150,27 +150,6 @@ class MeasuredTrainer(Trainer):
         peaks = self.steps[-1].peaks
         peaks[phase] = max(peaks[phase], ms.runtime.max_memory_allocated())
         _reset()
-
-
-def layers_of(model: nn.Cell) -> list[nn.Cell]:
-    """Return the layers of a model, those for multi-token prediction last."""
-    gpt_model = _find_gpt_model(model)
-    return [*gpt_model.decoder.layers, *getattr(getattr(gpt_model, "mtp", None), "layers", ())]
-
-
-def _find_gpt_model(model: nn.Cell) -> nn.Cell:
-    """Return the cell whose `decoder` has the layers.
-
-    Raises:
-        LaunchError: there is none.
-    """
-    for _, cell in model.cells_and_names():
-        if hasattr(getattr(cell, "decoder", None), "layers"):
-            return cell
-    raise LaunchError(
-        f"{type(model).__name__} has no decoder with layers, as models of MindFormers 2.x have\n"
-        "    allowed: a model that MindFormers 2.x builds on its GPTModel"
-    )
 
 
 def _parameters_of(optimizer: nn.Cell) -> Iterator[ms.Parameter]:

@@ -94,7 +94,7 @@ def prepare() -> bool:
     ms.set_device("Ascend")
     ms.set_context(mode=ms.PYNATIVE_MODE)
     uses_stand_in = install_unless_present()
-    _name_device_of_empty_cells()
+    name_device_of_empty_cells("Ascend")
     _make_parameters_on_device()
     _accept_cube_math_type()
     return uses_stand_in
@@ -139,8 +139,11 @@ def _use_one_processor() -> None:
     os.sched_setaffinity(0, {processors[os.getpid() % len(processors)]})
 
 
-def _name_device_of_empty_cells() -> None:
+def name_device_of_empty_cells(default_device: str) -> None:
     """Let `Cell.to_empty()` of mindspore 2.10.0 allocate on the device; without a name its tensors stay on meta.
+
+    Args:
+        default_device: `CPU` or `Ascend`.
 
     Raises:
         LaunchError: MindSpore is older.
@@ -154,7 +157,7 @@ def _name_device_of_empty_cells() -> None:
 
     @functools.wraps(to_empty)
     def to_empty_on_device(self: nn.Cell, *, device: str | None = None, **options: Any) -> Any:
-        return to_empty(self, device=device or "Ascend", **options)
+        return to_empty(self, device=device or default_device, **options)
 
     nn.Cell.to_empty = to_empty_on_device
 

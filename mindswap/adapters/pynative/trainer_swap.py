@@ -36,7 +36,8 @@ def swap(
     uses_stand_in = prepare()
     from mindswap.adapters.graph.apply import read_tree
     from mindswap.adapters.pynative.copies import StreamCopies
-    from mindswap.adapters.pynative.measured_trainer import MeasuredTrainer, layers_of
+    from mindswap.adapters.pynative.layers_2x import layers_of
+    from mindswap.adapters.pynative.measured_trainer import MeasuredTrainer
     from mindswap.adapters.pynative.record import record
     from mindswap.adapters.pynative.swap import Swap
 
@@ -50,7 +51,9 @@ def swap(
         batch = trainer.first_batch()
         recorded = record(network, layers, lambda: trainer.run_passes(batch))
         return {"trace": dump_trace(RecordedStep(recorded, tuple(read_tree(layer) for layer in layers), ""))}
-    found = {int(index): Distance(count, Unit.LAYERS) for index, count in (distances or {}).items()}
+    found = {
+        int(index): Distance(count, Unit.LAYERS, moves_last_layers=True) for index, count in (distances or {}).items()
+    }
     running = Swap(
         network, layers, lambda trace: found, copies=StreamCopies(), trace=load_trace(trace, "the recorded step").trace
     )

@@ -52,7 +52,8 @@ def trace(config: dict[str, Any], sample: dict[str, Any], text: str) -> dict[str
     from mindformers.pynative.trainer import Trainer
 
     from mindswap.adapters.graph.apply import read_tree
-    from mindswap.adapters.pynative.measured_trainer import MeasuredTrainer, layers_of
+    from mindswap.adapters.pynative.layers_2x import layers_of
+    from mindswap.adapters.pynative.measured_trainer import MeasuredTrainer
     from mindswap.adapters.pynative.record import record
 
     class RecordingTrainer(MeasuredTrainer):

@@ -104,7 +104,8 @@ def _own_effect(document: Document, request: TrainerRequest) -> SettingsEffect |
     """Return the settings of each layer that mindswap's own executor swaps; None if HyperParallel does."""
     if document.value("mindswap", SWAP_ENGINE) != OWN_ENGINE or not isinstance(request.config.get("swap"), dict):
         return None
-    short = document_from_data(dict(request.config), document.file, document)
+    own = {"mindswap": {SWAP_ENGINE: OWN_ENGINE}}
+    short = document_from_data({**request.config, **own}, document.file, document)
     num_mtp_layers = find_mtp_layers(short)
     settings = read_pynative(short, request.num_layers)
     return compute_effect(settings, load_model(short, request.num_layers, num_mtp_layers))
@@ -160,7 +161,7 @@ def _own_swap_note(report: Mapping[str, Any]) -> str:
     as_predicted = "all as predicted" if report["is_as_predicted"] else f"{report['num_as_predicted']} as predicted"
     held = f"; {format_bytes(report['held_bytes'])} stayed, as other code held them" if report["held_bytes"] else ""
     return (
-        f"mindswap's own executor swapped {format_count(report['num_passes'], 'pass')}, {as_predicted}, with the "
+        f"mindswap's own executor swapped {report['num_passes']} passes, {as_predicted}, with the "
         f"schedule of a step that a dry run recorded before: no pass ran without swap{held}"
     )
 

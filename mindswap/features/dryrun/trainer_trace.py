@@ -15,10 +15,10 @@ from mindswap.features.dryrun.trainer_config import (
     switched_off_2x,
     trainer_request,
 )
-from mindswap.features.dryrun.trainer_run import require_mindformers_2x, run_program
+from mindswap.features.dryrun.trainer_run import OWN_SWAP, require_mindformers_2x, run_program
 from mindswap.policy.formats.mindformers2.read import MTP_KEYS, NUM_LAYERS_KEYS, find_mtp_layers
 from mindswap.pynative.step_memory import read_step_memory
-from mindswap.pynative.trace import RecordedStep, load_trace
+from mindswap.pynative.trace import RecordedStep, Trace, load_trace
 
 PROGRAM = "mindswap.adapters.pynative.trainer_trace"
 
@@ -55,6 +55,25 @@ def trace_request(document: Document) -> dict[str, Any]:
     """
     request = trainer_request(document)
     return {"config": switched_off_2x(request.config), "sample": dict(request.sample)}
+
+
+def record_own_swap_step(document: Document, report_status: StatusCallback = lambda line: None) -> Trace:
+    """Record the step that mindswap's own swap follows, with the recompute of the file; in the dry run, in one process.
+
+    Args:
+        document: a configuration of MindFormers 2.x.
+        report_status: called with each line on the progress.
+
+    Raises:
+        LaunchError: the dry run is not possible or failed.
+    """
+    request = trainer_request(document)
+    prepare_stand_ins(report_status)
+    config = {name: value for name, value in request.config.items() if name != "swap"}
+    arguments = {"config": config, "sample": request.sample}
+    with run_folder(None) as folder:
+        result, _ = run_program(OWN_SWAP, arguments, folder / "trace", report_status)
+    return load_trace(result["trace"], document.file).trace
 
 
 def graph_mode_text(document: Document) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mindswap.config.nodes import Document
 from mindswap.config.step_settings import ASCEND, is_on_cpu, read_device_target
 from mindswap.errors import LaunchError
+from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format
 from mindswap.rules.machine.software import count_cards, has_cards, require_mindformers
 from mindswap.runtime.training_command import Training, find_option, load_trainable, parse_training
 from mindswap.system.children import hold_lifeline
@@ -18,6 +19,7 @@ from mindswap.system.collector import collector_disabled
 
 if TYPE_CHECKING:
     from mindswap.adapters.plugin import Session
+    from mindswap.features.run.pynative_2x import PynativeTraining
 
 # Settings that a Llama needs to train on a CPU; configs/llama2_7b/cpu has the reasons.
 ON_CPU = {
@@ -48,7 +50,7 @@ class PluggedTraining:
         self.session.finish()
 
 
-def prepare_training(words: list[str]) -> PluggedTraining:
+def prepare_training(words: list[str]) -> "PluggedTraining | PynativeTraining":
     """Parse the arguments of a training, and install the plugin.
 
     Raises:
@@ -57,6 +59,11 @@ def prepare_training(words: list[str]) -> PluggedTraining:
     request = read_training(words)
     if request.script:  # as `python SCRIPT` does: MindFormers may be in the folder of the script
         sys.path.insert(0, str(request.script.resolve().parent))
+    document = load_trainable(request.config_path, accepts_2x=True)
+    if find_format(document) is ConfigFormat.PYNATIVE:
+        from mindswap.features.run.pynative_2x import prepare_training_2x
+
+        return prepare_training_2x(document, request)
     return install_plugin(request)
 
 
@@ -103,6 +110,12 @@ def _quiet_cpu(document: Document) -> None:
 
 def hint_after_failure(document: Document, options: list[str]) -> str:
     """Return advice after a failed training on a CPU, or without an Ascend device; "" if neither is the cause."""
+    if find_format(document) is ConfigFormat.PYNATIVE:
+        has_kernels = find_option(options, "--device_target") != "CPU" or document.value("mindswap", "cpu_stand_ins")
+        fix = "mindswap: {cpu_stand_ins: True}, a dense model, parameters of type float32"
+        return (
+            cards_missing(document, options) if has_kernels else f"a CPU lacks kernels of the network\n    fix: {fix}"
+        )
     if _target(document, options) == "CPU":
         nodes = {path: document.get(*path) for path in ON_CPU}
         missing = [path for path, value in ON_CPU.items() if (node := nodes[path]) is None or node.value is not value]

@@ -57,7 +57,7 @@ def test_off_and_swap_need_what_the_trainer_needed_alone(capsys):
 
 
 def test_the_own_executor_swaps_from_the_first_pass_with_the_schedule_of_a_dry_run(tmp_path, capsys):
-    """All 8 layers, the last one too: 6390 MiB; a proof of concept that left the last one had 6406 (issue 51)."""
+    """All 8 layers, the last one too; a proof of concept that left the last one had 6406 MiB (issue 51)."""
     data = yaml.safe_load(SMALL.read_text("utf-8")) | {"mindswap": {"swap_engine": "mindswap"}}
     data["swap"]["layer_swap"] = [{"layers": ["0-5"]}, {"layers": ["6-7"], "prefetch": 2}]
     file = tmp_path / "own.yaml"
