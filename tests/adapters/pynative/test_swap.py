@@ -64,6 +64,41 @@ def test_all_activations_of_all_layers_move_and_nothing_changes(parts):
     assert swap.totals.device_bytes[-1] == 0 and swap.copies.host_bytes == 0
 
 
+def step_before(parts, network, inputs):
+    from mindswap.adapters.pynative.record import record
+
+    step = parts.networks.gradients(network)
+    return record(network, list(network.layers), lambda: step(inputs))
+
+
+def test_with_a_step_that_was_recorded_before_the_first_pass_swaps(parts):
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    expected = parts.networks.gradients(network)(inputs)
+    trace = step_before(parts, network, inputs)
+    swap, results = run(parts, network, SWAP_ALL, inputs, num_passes=1, trace=trace)
+    swap.remove()
+    assert parts.networks.are_equal(results, expected)
+    assert (swap.report.num_passes, swap.report.num_as_predicted, swap.report.num_recorded) == (1, 1, 0)
+    assert swap.totals.offloaded_bytes > 0
+
+
+def test_a_first_step_that_is_not_the_recorded_one_frees_nothing_and_is_recorded_next(parts):
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    trace = step_before(parts, network, inputs)
+    other = type(inputs)(inputs.asnumpy()[:-1])
+    expected = parts.networks.gradients(network)(other)
+    swap, results = run(parts, network, SWAP_ALL, other, num_passes=1, trace=trace)
+    assert parts.networks.are_equal(results, expected)
+    assert swap.report.num_passes == 0 and swap.executor.num_deviations == 1
+    assert swap.copies.host_bytes == 0 and not swap.copies._free  # not even a copy was begun
+    step = parts.networks.gradients(network)
+    for _ in range(2):
+        results = step(other)
+    swap.remove()
+    assert parts.networks.are_equal(results, expected)
+    assert (swap.report.num_passes, swap.report.num_recorded, swap.report.num_deviations) == (1, 1, 1)
+
+
 def test_the_bytes_of_a_named_operator_are_those_of_its_output(parts):
     """mul gives (4, 16) float32 = 256 bytes in each of layers 0 and 2."""
     network, inputs = parts.networks.Network(), parts.networks.batch()
