@@ -180,8 +180,8 @@ def _evaluate(problem: PlanProblem, step: SimulatedStep) -> Evaluation:
     peaks = tuple(a + s.total_bytes for a, s in zip(step.activation_bytes, step.static, strict=True))
     timeline = step.timeline
     stage_host_bytes = [
-        peak_host_bytes(timeline, np.flatnonzero(timeline.program.copies_stage == stage))
-        for stage in range(timeline.program.num_stages)
+        static.host_bytes + peak_host_bytes(timeline, np.flatnonzero(timeline.program.copies_stage == stage))
+        for stage, static in enumerate(step.static)
     ]
     host_bytes = host_bytes_per_node(stage_host_bytes, problem.model.settings.num_cards, problem.num_cards_per_node)
     return Evaluation(step, step.step_time_ns, peaks, host_bytes, fits=False).within(problem)

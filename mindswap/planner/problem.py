@@ -50,9 +50,14 @@ class PlanProblem:
 
     @property
     def host_bytes_per_card(self) -> int:
-        """Share of the host memory of one card."""
+        """Share of the host memory of one card for swapped activations, less optimizer states that are there.
+
+        Of the stages, the one with the fewest states counts, so that bounds hold for every stage; `evaluate` adds up
+        those of a node.
+        """
         cards = min(self.model.settings.num_cards, self.num_cards_per_node)
-        return self.host_bytes // max(1, cards)
+        states_bytes = min(static.host_bytes for static in self.model.static)
+        return max(0, self.host_bytes // max(1, cards) - states_bytes)
 
     def with_switches(self, policy: Policy) -> Policy:
         """Return a policy with the recompute switches of the configuration."""

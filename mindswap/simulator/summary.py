@@ -102,7 +102,7 @@ def _measure_stage(timeline: Timeline, memory: MemoryProfile, static: StaticMemo
         swapped_bytes=int(program.copies.size_bytes[copies].sum()),
         offload_busy_ns=int((timeline.out_end_ns[copies] - timeline.out_start_ns[copies]).sum()),
         prefetch_busy_ns=int((timeline.in_end_ns[copies] - timeline.in_start_ns[copies]).sum()),
-        host_bytes=peak_host_bytes(timeline, copies),
+        host_bytes=static.host_bytes + peak_host_bytes(timeline, copies),
     )
 
 

@@ -65,7 +65,7 @@ def test_check_says_nothing_of_a_plan(name):
     least = least_budget_bytes(bound_inputs, step.device.host_memory_bytes, Allow())
     for share, simple, allow in PLANS.get(name, (FULL,)) if not is_nightly() else (FULL, *OTHERS):
         plan = make_plan(step, min(limit, least + int((most - least) * share)), allow, simple=simple)
-        text = planned_text(step, plan.plan, "planned.yaml")
+        text = planned_text(plan.step, plan.plan, "planned.yaml")
         problems = check_document(parse_document(text, "planned.yaml")).problems
         assert [problem for problem in problems if problem.rule not in before] == [], (share, simple, allow)
 

@@ -1,12 +1,12 @@
 """`mindswap plan`: search a swap and recompute policy for a step, print it and write it into the configuration."""
 
 from mindswap.features.plan.budget import budget_warning, find_budget, make_problem, objective_warning, usable_budget
+from mindswap.features.plan.states_planner import make_plan
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.step_planner import (
     StepPlanner,
     Sweep,
     evaluate_file_policy,
-    make_plan,
     restrict_to_compilable,
 )
 from mindswap.features.plan.within_pool import PlanInPool, plan_within_pool

@@ -21,7 +21,6 @@ from mindswap.command_line.progress import SearchBar
 from mindswap.config.source import load_document
 from mindswap.errors import PlanError
 from mindswap.features.plan import (
-    StepPlanner,
     budget_warning,
     check_plan_writable,
     objective_warning,
@@ -35,6 +34,7 @@ from mindswap.features.plan.batches_cli import (
 )
 from mindswap.features.plan.make_plans import make_plans
 from mindswap.features.plan.report import plan_to_json
+from mindswap.features.plan.states_planner import StatesPlanner
 from mindswap.features.plan.trainer_plans import (
     format_trainer_attempts,
     trainer_attempts_to_json,
@@ -61,6 +61,7 @@ examples:
   mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
   mindswap plan llama2_7b.yaml --memory 40GiB --simple     # at most 6 entries, and what that costs
   mindswap plan llama2_7b.yaml --memory 40GiB --pin 'attention\\.flash_attention=swap' --pin 'feed_forward=keep'
+  mindswap plan llama2_7b.yaml --memory 40GiB --pin optimizer=keep     # no optimizer states on the host
   mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # until it fits on MindSpore's Ascend backend
   mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
   mindswap plan llama2_7b.yaml --sweep --plot pareto.png   # step time against memory, with common settings as points
@@ -112,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help=(
             "decide about operators or cells in all layers: swap (swap:12 with its backward_prefetch, else 10), "
-            "recompute, or keep; may be given several times"
+            "recompute, or keep; optimizer=swap or optimizer=keep about optimizer states; may be given several times"
         ),
     )
     parser.add_argument("--explain", action="store_true", help="explain why these operators are swapped or recomputed")
@@ -189,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
         return run_batches(args, allowed, target)
     step = _load(args, target is not None)
     with SearchBar() as bar:
-        planner = StepPlanner(step, allowed, pins)
+        planner = StatesPlanner(step, allowed, pins)
         if args.sweep:
             return _sweep(args, step, planner, objective, bar)
 
@@ -214,6 +215,7 @@ def run(args: argparse.Namespace) -> int:
     explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
     if args.json:
         data = plan_to_json(plan, step.device.name, step_plan.sections) | data
+        data |= {"optimizer_states": step_plan.states.to_json()} if step_plan.states is not None else {}
         data |= {"explanation": explanation} if args.explain else {}
         print_text(answer_text("plan", data, is_ok))
     elif explanation:
@@ -266,7 +268,7 @@ def _allowed(text: str) -> Allow:
 
 
 def _sweep(
-    args: argparse.Namespace, step: LoadedStep, planner: StepPlanner, objective: Objective, progress: Progress
+    args: argparse.Namespace, step: LoadedStep, planner: StatesPlanner, objective: Objective, progress: Progress
 ) -> int:
     """Plans for many budgets, as a table and a picture."""
     from mindswap.features.plan.report import format_sweep, sweep_to_json

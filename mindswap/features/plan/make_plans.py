@@ -12,6 +12,7 @@ from mindswap.config.nodes import Document
 from mindswap.features.dryrun import has_mindformers_2x
 from mindswap.features.plan.budget import find_budget
 from mindswap.features.plan.dry_runs import DryRunPlan, plan_with_dry_runs
+from mindswap.features.plan.states_planner import StatesPlanner
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.step_planner import StepPlanner
 from mindswap.features.plan.trainer_plans import TrainerAttempt, plan_with_chunks
@@ -30,7 +31,7 @@ class MadePlans(NamedTuple):
 
 
 def make_plans(
-    args: argparse.Namespace, step: LoadedStep, planner: StepPlanner, objective: Objective, bar: SearchBar
+    args: argparse.Namespace, step: LoadedStep, planner: StatesPlanner, objective: Objective, bar: SearchBar
 ) -> MadePlans:
     """Plan, and dry run the plan: with `--dry-run`, or if this Python has the trainer of MindFormers 2.x.
 

@@ -21,6 +21,7 @@ def format_plan(
     budget_source: str = "",
     memory: MemoryBudget | None = None,
     is_verbose: bool = False,
+    states: str = "",
 ) -> str:
     """Format a plan and the policies that it is compared with.
 
@@ -31,6 +32,7 @@ def format_plan(
         budget_source: origin of the budget; "" if the user gave it.
         memory: memory budget with its safety margin, for peaks without fragmentation; None without a margin.
         is_verbose: also show the number of simulations.
+        states: placement of the optimizer states in words; "" for none.
     """
     budget = format_bytes(plan.budget_bytes)
     lines = [f"plan for {budget} per card on {device_title}; all figures are simulated"]
@@ -44,7 +46,8 @@ def format_plan(
         figures = f"{format_time(file_policy.step_time_ns)}, {format_bytes(file_policy.peak_bytes)}"
         lines.append(f"your file    {figures}, {verdict}")
     if plan.fits:
-        lines += [*_figure_lines(plan, compared.get(FULL)), *_search_lines(plan, is_verbose), "", *_policy_lines(plan)]
+        lines += [*_figure_lines(plan, compared.get(FULL)), *([f"optimizer    {states}"] if states else [])]
+        lines += [*_search_lines(plan, is_verbose), "", *_policy_lines(plan)]
     else:
         lines += [*_nothing_fits_lines(plan, budget_source), *_search_lines(plan, is_verbose)]
     unique_rows: dict[tuple[str, ...], tuple[str, ...]] = {}  # by figures: policies with equal figures share a row

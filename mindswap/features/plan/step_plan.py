@@ -8,6 +8,7 @@ from typing import Any
 from mindswap.errors import PlanError
 from mindswap.features.plan.pynative import CHUNKS, added_chunks, is_model_2x, sections_2x
 from mindswap.features.plan.report import format_plan
+from mindswap.features.plan.states import OptimizerStates
 from mindswap.features.plan.written import planned_text
 from mindswap.features.simulate import LoadedStep, Run
 from mindswap.files import write_new
@@ -31,6 +32,7 @@ class StepPlan:
         plan: the policy, with its simulated time and memory.
         budget_source: origin of the budget in words; "" if the user gave the budget.
         memory: memory budget of a card with its safety margin, compared with simulated peaks; None without a margin.
+        states: placement of the optimizer states, with the reason; None if it was not a choice.
     """
 
     step: LoadedStep
@@ -38,6 +40,7 @@ class StepPlan:
     plan: Plan
     budget_source: str = ""
     memory: MemoryBudget | None = None
+    states: OptimizerStates | None = None
 
     @property
     def fits(self) -> bool:
@@ -56,6 +59,11 @@ class StepPlan:
             chunks = added_chunks(self.step)
             changed = {} if chunks is None else {CHUNKS[0]: {CHUNKS[1]: chunks}}
             return sections_2x(self.policy, len(self.step.model.captured.sample.layer_map)) | changed
+        is_moved = self.states is not None and self.states.is_changed
+        return self._policy_sections() | ({"optimizer": self.step.document.data()["optimizer"]} if is_moved else {})
+
+    def _policy_sections(self) -> dict[str, Any]:
+        """Return the policy as sections of a configuration of MindFormers 1.9."""
         if counted := counted_sections(self.policy, self.step.document, self.step.model.captured.num_layers):
             return counted
         no_recompute: dict[str, Any] = {"recompute_config": {"recompute": False}}  # of a disabled policy
@@ -146,7 +154,8 @@ class StepPlan:
         settings = self.step.model.settings
         title = self.step.device.title
         tokens = settings.num_tokens / settings.num_cards
-        return format_plan(self.plan, title, tokens, self.budget_source, self.memory, is_verbose)
+        states = str(self.states) if self.states is not None else ""
+        return format_plan(self.plan, title, tokens, self.budget_source, self.memory, is_verbose, states)
 
     def __repr__(self) -> str:
         verdict = "fits in" if self.fits else "does not fit in"

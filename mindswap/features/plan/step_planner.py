@@ -30,46 +30,6 @@ from mindswap.simulator.traced_step import TracedStepModel
 COUNTS_PERMILLE, MAX_COUNTED = 5, 3
 
 
-def make_plan(
-    step: LoadedStep,
-    memory: str | int | None = None,
-    allow: Allow = DEFAULT_ALLOW,
-    objective: Objective = Objective.TIME,
-    progress: Progress = lambda: None,
-    *,
-    simple: bool = False,
-    pins: Sequence[Pin] = (),
-) -> StepPlan:
-    """Search the policy with the shortest step time, or the least memory, within a memory budget.
-
-    The plan depends on the arguments alone, not on what was planned before. For several plans of one step,
-    `StepPlanner` saves time.
-
-    Args:
-        step: the step to plan.
-        memory: budget of each card, `"40GiB"` or bytes; default is the usable memory of the device.
-        allow: means that the plan may use: swap, recompute or both.
-        objective: quantity to minimize.
-        progress: called after each simulation; if it raises `Stop`, the best policy so far is the plan.
-        simple: limit the plan to 6 entries: full layers, the cells of attention and feed-forward, casts of weights and
-            activation functions, with one prefetch distance. No effect for MindFormers 2.x, whose plans are that
-            simple anyway.
-        pins: decisions of the user for all layers, read by `planner.pins.read_pin`.
-
-    Returns:
-        The plan; its `fits` is False if no policy fits the budget.
-
-    Raises:
-        PlanError: the memory cannot be parsed, a pin has no effect or contradicts another one, or `simple` with pins.
-
-    Example:
-        >>> step = mindswap.load_step("llama2_7b.yaml")
-        >>> plan = make_plan(step, "40GiB")
-        >>> plan.save("planned.yaml")
-    """
-    return StepPlanner(step, allow, pins).plan(memory, objective, progress, simple=simple)
-
-
 class StepPlanner:
     """Makes plans for one step. They share its compiled layers, and no results: each is the plan of `make_plan`.
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from mindswap.config.source import given_folder, use_folder
 from mindswap.errors import MindswapError
-from mindswap.features.plan import StepPlanner, make_plan, make_problem
+from mindswap.features.plan import StepPlanner, make_problem
 from mindswap.features.plan.worker_pool import Tick
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
@@ -93,7 +93,7 @@ def run_plan_task(task: StepTask, tick: Tick) -> tuple[CapturedStep, Plan] | str
     """Plan a configuration. Returns the captured network and the plan."""
 
     def planned(step: LoadedStep) -> tuple[CapturedStep, Plan]:
-        step_plan = make_plan(step, None, task.options.allow, progress=tick, simple=task.options.is_simple)
+        step_plan = StepPlanner(step, task.options.allow).plan(progress=tick, simple=task.options.is_simple)
         return step.model.layers.source, step_plan.plan
 
     return _with_step(task, planned)

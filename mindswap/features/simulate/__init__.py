@@ -193,6 +193,7 @@ class LoadedStep:
         model: model of the step for any policy.
         nameable_trees: cell trees with all operator names that the configuration can use; None if no table has them.
         path: file of the configuration; None for a network without one.
+        text: text of the configuration if a plan changed more in it than the policy; None for that of `path`.
     """
 
     document: Document
@@ -200,6 +201,7 @@ class LoadedStep:
     model: StepModel
     nameable_trees: tuple[CellNode, ...] | None
     path: Path | None = None
+    text: str | None = None
 
     @property
     def device(self) -> Device:
@@ -219,6 +221,8 @@ class LoadedStep:
 
     def config_text(self) -> str:
         """Return the text of the configuration, also of a recorded step; bytes that are not UTF-8 are surrogates."""
+        if self.text is not None:
+            return self.text
         if self.path is None:
             return ""
         if is_trace_path(str(self.path)):

@@ -27,6 +27,17 @@ ADAMW_OPTIONS = frozenset({"type", "params", "betas", "eps", "learning_rate", "w
 FUSED_OPTIONS = frozenset({"amsgrad", "maximize"})
 
 
+def takes_swap(optimizer: object) -> bool:
+    """Return whether MindFormers can have the states of an optimizer (`optimizer.type`) on the host."""
+    return optimizer in ADAMW
+
+
+def _has_no_swap(v: Values) -> bool:
+    """Return whether the optimizer is a class of MindSpore or MindFormers without an argument `swap`."""
+    is_external = v("optimizer.auto_register") is not None  # a class of the user
+    return isinstance(v(TYPE), str) and not (is_external or takes_swap(v(TYPE)) or _is_muon(v))
+
+
 def _is_plain(v: Values) -> bool:
     return v(TYPE) in ADAMW and not v("optimizer.use_fused")
 
@@ -91,6 +102,14 @@ REFUSALS = (
         "Muon has no swap of optimizer states",
         "False",
         "{key}: False",
+    ),
+    Refusal(
+        "swap-unknown",
+        "optimizer.swap",
+        lambda v: v.is_written("optimizer.swap") and _has_no_swap(v),
+        lambda v: f"{v(TYPE)} takes no such argument: AdamW and PmaAdamW do",
+        "no swap",
+        "delete it",
     ),
     Refusal(
         "muon-legacy",

@@ -63,6 +63,7 @@ class StaticMemory:
     optimizer_bytes: int  # optimizer state
     workspace_bytes: int  # largest workspace of an operator
     constant_bytes: int = 0  # constants and inputs of the graph, such as a causal mask without compression
+    host_bytes: int = 0  # optimizer states in host memory; not in `total_bytes`
 
     @property
     def parts(self) -> dict[MemoryPart, int]:
@@ -118,12 +119,15 @@ def estimate_static_memory(
     Raises:
         CostError: if the optimizer is unknown.
     """
+    parameters = list(parameters)
     tensors = [parameter_tensors(parameter, settings) for parameter in parameters]
+    state_bytes = sum(sum(state_sizes(parameter, settings)) for parameter in parameters)
     return StaticMemory(
         parameter_bytes=sum(each.weight_bytes for each in tensors),
         gradient_bytes=sum(each.accumulator_bytes for each in tensors),
         optimizer_bytes=sum(sum(each.state_bytes) for each in tensors),
         workspace_bytes=workspace_bytes,
+        host_bytes=state_bytes if settings.is_state_offloaded else 0,
     )
 
 

@@ -114,13 +114,34 @@ def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device:
 
 
 def move_states_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
-    """Return the time of prefetching and offloading optimizer states (`optimizer.swap: True`), in ns.
+    """Return the exposed time of prefetching and offloading optimizer states (`optimizer.swap: True`), in ns.
 
-    Source: mindformers/core/optim/adamw.py, `device='CPU'` of the states. Assumed: sequential copies without overlap,
-    because gradients are complete only then.
+    By the order of execution of dry runs (docs/internals/notes.md#optimizer-states-on-the-host), no copy overlaps
+    backward: the first prefetch waits for the overflow flag, which reads all gradients. Each prefetch waits for the
+    kernel before it. AdamW as single operators prefetches a state, updates it, and offloads it while the next state
+    comes; but the last kernel of a weight waits for its offloads. A fused update prefetches all states of a weight, and
+    offloads them while those of the next weight come. Kernels are counted in full, also those that overlap copies.
+
+    Source: mindformers/core/optim/adamw.py and fused_adamw.py, `device='CPU'` of the states.
     """
-    sizes = [size for parameter in parameters for size in state_sizes(parameter, settings)]
-    return sum(copy_ns(size, direction, device) for size in sizes for direction in (device.prefetch, device.offload))
+    sizes = [state_sizes(parameter, settings) for parameter in parameters]
+    if settings.optimizer in UNFUSED_OPTIMIZERS:
+        return sum(_pipelined_copies_ns(states, device) for states in sizes)
+    return _pipelined_copies_ns([sum(states) for states in sizes if states], device)
+
+
+def _pipelined_copies_ns(sizes: Sequence[int], device: Device) -> int:
+    """Return the time to prefetch and offload tensors, in ns: one is offloaded while the next one is prefetched."""
+    in_ns = [copy_ns(size, device.prefetch, device) for size in sizes]
+    out_ns = [copy_ns(size, device.offload, device) for size in sizes]
+    both_ns = (_both_ways_ns(*pair, device) for pair in zip(out_ns[:-1], in_ns[1:], strict=True))
+    return sum(in_ns[:1]) + sum(both_ns) + sum(out_ns[-1:])
+
+
+def _both_ways_ns(out_ns: int, in_ns: int, device: Device) -> int:
+    """Return the time of an offload and a prefetch that start together, in ns; they slow each other down."""
+    shorter_ns, longer_ns = sorted((out_ns, in_ns))
+    return longer_ns - shorter_ns + ceil_div(shorter_ns * 1000, device.contended_permille)
 
 
 def reduce_gradient_ns(parameter: Parameter, settings: StepSettings, device: Device) -> int:

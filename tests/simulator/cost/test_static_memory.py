@@ -68,6 +68,9 @@ def test_micro_batches_need_a_sum_of_gradients():
 def test_state_in_host_memory_and_workspace():
     memory = estimate_static_memory([MATRIX], step_settings(is_state_offloaded=True), 5)
     assert (memory.optimizer_bytes, memory.workspace_bytes) == (0, 5)
+    # Two states in float32, which are not in the memory of the card.
+    assert (memory.host_bytes, memory.total_bytes) == (2 * MIB, MIB + 5)
+    assert estimate_static_memory([MATRIX], step_settings(), 5).host_bytes == 0
 
 
 def test_llama2_7b_on_eight_cards():

@@ -136,11 +136,30 @@ def test_the_parallel_optimizer_cuts_the_work():
 
 
 def test_states_in_host_memory_come_and_go():
-    # Two states of 2 MiB at 10 GB/s, 209,715.2 ns, in and out.
-    assert move_states_ns([HALF], ALONE, GENERIC) == 4 * 209_716
+    # Two states of 2 MiB at 10 GB/s, 209,715.2 ns: one in, one out while the other comes, and the other out.
+    assert move_states_ns([HALF], ALONE, GENERIC) == 3 * 209_716
     # Out at 5 GB/s: 419,430.4 ns.
     slow_out = device(offload=Link(5 * 10**9, 0))
-    assert move_states_ns([HALF], ALONE, slow_out) == 2 * (209_716 + 419_431)
+    assert move_states_ns([HALF], ALONE, slow_out) == 209_716 + 2 * 419_431
+    # No copy of the next weight overlaps those of a weight.
+    assert move_states_ns([HALF] * 3, ALONE, GENERIC) == 9 * 209_716
+
+
+def test_copies_in_both_directions_slow_each_other_down():
+    # At half the speed while both run: twice the time of the shorter one, and the rest of the longer one.
+    half = device(contended_permille=500)
+    assert move_states_ns([HALF], ALONE, half) == 4 * 209_716
+    slow_out = device(contended_permille=500, offload=Link(5 * 10**9, 0))
+    assert move_states_ns([HALF], ALONE, slow_out) == 209_716 + (2 * 209_716 + 419_431 - 209_716) + 419_431
+
+
+def test_fused_updates_offload_states_while_those_of_the_next_weight_come():
+    fused = replace(ALONE, optimizer="FusedAdamW")
+    # Both states of a weight, 4 MiB, are one copy in time: 419,430.4 ns.
+    assert move_states_ns([HALF], fused, GENERIC) == 2 * 419_431
+    assert move_states_ns([HALF] * 3, fused, GENERIC) == 4 * 419_431
+    frozen = replace(HALF, is_trained=False)
+    assert move_states_ns([HALF, frozen, HALF], fused, GENERIC) == 3 * 419_431
 
 
 def test_a_gradient_is_a_message():

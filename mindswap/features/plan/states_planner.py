@@ -1,0 +1,190 @@
+"""Optimizer states as a choice of a plan: on the device, or in host memory (`optimizer: {swap: True}`).
+
+Both placements are planned, and the faster plan that fits is kept. The second one is planned only if its lower bound
+does not rule it out.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from mindswap.errors import PlanError
+from mindswap.features.plan.states import OPTIMIZER, PLACES, OptimizerStates, find_obstacle, states_on_host, with_states
+from mindswap.features.plan.step_plan import StepPlan
+from mindswap.features.plan.step_planner import StepPlanner, Sweep
+from mindswap.features.simulate import LoadedStep
+from mindswap.features.step_2x import is_2x
+from mindswap.planner.pins import Pin, PinTreatment
+from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Compared, Objective, Plan
+from mindswap.planner.solver.search import Progress
+from mindswap.units import format_time
+
+
+def make_plan(
+    step: LoadedStep,
+    memory: str | int | None = None,
+    allow: Allow = DEFAULT_ALLOW,
+    objective: Objective = Objective.TIME,
+    progress: Progress = lambda: None,
+    *,
+    simple: bool = False,
+    pins: Sequence[Pin] = (),
+) -> StepPlan:
+    """Search the policy with the shortest step time, or the least memory, within a memory budget.
+
+    The plan depends on the arguments alone, not on what was planned before. For several plans of one step,
+    `StatesPlanner` saves time.
+
+    Args:
+        step: the step to plan.
+        memory: budget of each card, `"40GiB"` or bytes; default is the usable memory of the device.
+        allow: means that the plan may use: swap, recompute or both.
+        objective: quantity to minimize.
+        progress: called after each simulation; if it raises `Stop`, the best policy so far is the plan.
+        simple: limit the plan to 6 entries: full layers, the cells of attention and feed-forward, casts of weights and
+            activation functions, with one prefetch distance. No effect for MindFormers 2.x, whose plans are that
+            simple anyway.
+        pins: decisions of the user for all layers, read by `planner.pins.read_pin`.
+
+    Returns:
+        The plan; its `fits` is False if no policy fits the budget.
+
+    Raises:
+        PlanError: the memory cannot be parsed, a pin has no effect or contradicts another one, or `simple` with pins.
+
+    Example:
+        >>> step = mindswap.load_step("llama2_7b.yaml")
+        >>> plan = make_plan(step, "40GiB")
+        >>> plan.save("planned.yaml")
+    """
+    return StatesPlanner(step, allow, pins).plan(memory, objective, progress, simple=simple)
+
+
+class StatesPlanner:
+    """Plans a step with its optimizer states on the device and in host memory, and keeps the faster plan.
+
+    Args:
+        step: the step to plan.
+        allow: means that plans may use; without swap the states stay where the configuration has them.
+        pins: decisions of the user for all layers; the one of the pattern `optimizer` is about the states.
+
+    Raises:
+        PlanError: as `StepPlanner`, or the pin of the states is not possible.
+    """
+
+    def __init__(self, step: LoadedStep, allow: Allow = DEFAULT_ALLOW, pins: Sequence[Pin] = ()):
+        self.step, self.allow = step, allow
+        self.pinned = _read_states_pin(pin for pin in pins if pin.pattern == OPTIMIZER)
+        self._pins = tuple(pin for pin in pins if pin.pattern != OPTIMIZER)
+        self._planners: dict[bool, StepPlanner] = {}
+        self._is_in_file = step.model.settings.is_state_offloaded
+        self.obstacle = "" if self._is_in_file else find_obstacle(step)
+        if self.pinned and self.obstacle:
+            raise PlanError(
+                f"--pin {OPTIMIZER}=swap: {self.obstacle}\n    allowed: {OPTIMIZER}=keep\n    fix:     leave it out"
+            )
+        self._planner(self._is_in_file if self.pinned is None else self.pinned)  # refuses pins without effect
+
+    def plan(
+        self,
+        memory: str | int | None = None,
+        objective: Objective = Objective.TIME,
+        progress: Progress = lambda: None,
+        *,
+        simple: bool = False,
+    ) -> StepPlan:
+        """Search a plan within a memory budget. Arguments, result and errors as of `make_plan`."""
+        is_first = self._is_in_file if self.pinned is None else self.pinned
+        first = self._planner(is_first).plan(memory, objective, progress, simple=simple)
+        reason = self._find_reason_to_keep(first, objective)
+        if reason:
+            return self._with_states(first, is_first, reason)
+        second_planner = self._planner(not is_first)
+        bound_ns = second_planner.bound_ns(memory)
+        if bound_ns is None or (first.fits and bound_ns >= first.step_time_ns):
+            what = "no policy fits" if bound_ns is None else f"no plan is faster than {format_time(bound_ns)}"
+            return self._with_states(first, is_first, f"{what} with states {PLACES[not is_first]} (lower bound)")
+        second = second_planner.plan(memory, objective, progress, simple=simple)
+        best, other = sorted((first, second), key=_rank)
+        is_on_host = is_first if best is first else not is_first
+        merged = replace(best, plan=_merge(best.plan, other.plan, first.plan, PLACES[not is_on_host]))
+        than = "no plan found fits" if not other.fits else f"the plan takes {format_time(other.step_time_ns)}"
+        return self._with_states(merged, is_on_host, f"with states {PLACES[not is_on_host]} {than}")
+
+    def sweep(self, objective: Objective = Objective.TIME, progress: Progress = lambda: None) -> Sweep:
+        """Plan for a range of budgets, with the states where the configuration or the pin has them."""
+        return self._planner(self._is_in_file if self.pinned is None else self.pinned).sweep(objective, progress)
+
+    def _planner(self, is_on_host: bool) -> StepPlanner:
+        """Return the planner of a placement, made when it is first needed."""
+        if is_on_host not in self._planners:
+            step = self.step if is_on_host == self._is_in_file else with_states(self.step, is_on_host)
+            self._planners[is_on_host] = StepPlanner(step, self.allow, self._pins)
+        return self._planners[is_on_host]
+
+    def _find_reason_to_keep(self, first: StepPlan, objective: Objective) -> str:
+        """Return why the other placement need not be planned; "" if it must be."""
+        if self.pinned is not None:
+            return f"--pin {OPTIMIZER}={'swap' if self.pinned else 'keep'}"
+        if self.obstacle:
+            return self.obstacle
+        if not self.allow.swap:
+            return "--allow excludes swap"
+        if objective is Objective.MEMORY:
+            return "as in the file; --objective memory does not move them"
+        if first.plan.is_interrupted:
+            return "as in the file; the search was interrupted"
+        copy_ns = states_on_host(self.step.model)[1]
+        fastest_ns = first.plan.unconstrained_ns + (-copy_ns if self._is_in_file else copy_ns)
+        if first.fits and first.step_time_ns <= fastest_ns:
+            return f"{PLACES[not self._is_in_file]} a step takes {format_time(fastest_ns)} or more"
+        return ""
+
+    def _with_states(self, plan: StepPlan, is_on_host: bool, reason: str) -> StepPlan:
+        if is_2x(self.step.document):  # its plans have no line about it: there is no choice
+            return plan
+        size_bytes, copy_ns = states_on_host(self.step.model)
+        return replace(
+            plan,
+            states=OptimizerStates(is_on_host, is_on_host != self._is_in_file, size_bytes, copy_ns, reason),
+        )
+
+
+def _read_states_pin(pins: Iterable[Pin]) -> bool | None:
+    """Return whether the user pins the states to the host; None without a pin.
+
+    Raises:
+        PlanError: the pins contradict each other, or are not about the placement.
+    """
+    treatments = {pin.treatment for pin in pins}
+    if not treatments:
+        return None
+    if len(treatments) > 1 or PinTreatment.RECOMPUTE in treatments:
+        given = ", ".join(sorted(treatment.value for treatment in treatments))
+        raise PlanError(
+            f"--pin {OPTIMIZER}={given}: of its states\n    allowed: keep, swap\n    fix:     one of the two"
+        )
+    return treatments == {PinTreatment.SWAP}
+
+
+def _rank(plan: StepPlan) -> tuple[bool, int]:
+    """Return a sort key, smaller is better: fits, then step time; if nothing fits, the memory that it needs."""
+    return not plan.fits, plan.step_time_ns if plan.fits else plan.plan.smallest_budget_bytes
+
+
+def _merge(best: Plan, other: Plan, in_file: Plan, other_place: str) -> Plan:
+    """Return the better plan, compared with the policies of the file's placement and with the other plan.
+
+    The bounds hold for both placements.
+    """
+    bounds = [bound_ns for bound_ns in (best.lower_bound_ns, other.lower_bound_ns) if bound_ns is not None]
+    row = Compared(f"plan, states {other_place}", other.step_time_ns, other.peak_bytes, other.fits)
+    return replace(
+        best,
+        unconstrained_ns=in_file.unconstrained_ns,
+        lower_bound_ns=min(bounds, default=None),
+        least_budget_bytes=min(best.least_budget_bytes, other.least_budget_bytes),
+        smallest_budget_bytes=min(best.smallest_budget_bytes, other.smallest_budget_bytes),
+        compared=(*in_file.compared, row),
+        num_evaluations=best.num_evaluations + other.num_evaluations,
+        is_interrupted=best.is_interrupted or other.is_interrupted,
+    )
