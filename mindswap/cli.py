@@ -46,11 +46,13 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "convert.cli",
     ),
     "explain": CommandEntry(
-        "Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run.", "explain.cli"
+        "Show what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run.", "explain.cli"
     ),
-    "run": CommandEntry("Train with the plugin on: put `mindswap run` in front of run_mindformer.py.", "run.cli"),
+    "run": CommandEntry(
+        "Train with the plugin on: put `mindswap run` in front of run_mindformer.py, or set MINDSWAP=1.", "run.cli"
+    ),
     "status": CommandEntry(
-        "Show how an adaptive run stands: restarts, budgets, predicted against measured memory and step time.",
+        "Show the state of an adaptive run: restarts, budgets, predicted and measured memory and step time.",
         "adaptive.status_cli",
     ),
     "verify": CommandEntry(
@@ -66,7 +68,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "simulate.cli",
     ),
     "dryrun": CommandEntry(
-        "Run CONFIG on MindSpore's Ascend backend without a card: peak memory as MindSpore itself has it.", "dryrun.cli"
+        "Run CONFIG on MindSpore's Ascend backend without a card: peak memory as MindSpore itself allocates it.",
+        "dryrun.cli",
     ),
     "plan": CommandEntry(
         "Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device.",
@@ -80,12 +83,13 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "calibrate.cli",
     ),
     "prove": CommandEntry(
-        "Run CONFIG for a few steps with swap off, as it is and planned; put measured beside simulated.", "prove.cli"
+        "Run CONFIG for a few steps with swap off, as written and planned; compare measured with simulated figures.",
+        "prove.cli",
     ),
     "example": CommandEntry("Write a small configuration and a text to try everything with, on a CPU.", "example.cli"),
     "prepare-data": CommandEntry("Turn text into a MindRecord that MindFormers trains on.", "data.cli"),
     "trace": CommandEntry(
-        "Run one step of CONFIG in PyNative mode on this machine, and write down operators, tensors and what is saved.",
+        "Run one step of CONFIG in PyNative mode on this machine, and record operators, tensors and what is saved.",
         "trace.cli",
     ),
     "doctor": CommandEntry(

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--adaptive-memory-optimization",
         action="store_true",
-        help="plan for the memory there is, and again when it runs out",
+        help="plan for the available memory, and again when it runs out",
     )
     parser.add_argument("--memory", metavar="SIZE", default="auto", help="of each card: auto, 54GiB")
     parser.add_argument("--run-dir", metavar="DIR", type=Path, help="for state and logs (the --log_dir of msrun)")
@@ -25,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-restarts", metavar="N", type=number_from(0), default=8, help="starts after the first one (8)"
     )
     parser.add_argument(
-        "--measured-steps", metavar="N", type=number_from(0), default=10, help="steps that judge a plan (10)"
+        "--measured-steps",
+        metavar="N",
+        type=number_from(0),
+        default=10,
+        help="steps after which a plan is evaluated (10)",
     )
     parser.add_argument("--ray", metavar="ADDRESS", help="train on the nodes of a Ray cluster: its address, or auto")
     parser.add_argument("--nodes", metavar="N", type=number_from(1), help="nodes of the cluster that train")

@@ -20,6 +20,7 @@ examples:
 With --adaptive-memory-optimization mindswap plans swap and recompute for the memory there is, watches the training,
 and plans again when memory runs out or is left over. Its options: --memory auto|54GiB, --max-restarts 8,
 --measured-steps 10, --run-dir DIR, --replace (plan instead of the swap and recompute in the YAML).
+MINDSWAP=1 in the environment does the same for an unchanged command: MINDSWAP=1 python run_mindformer.py --config ...
 Without a script the package's own entry runs; it takes the training options of run_mindformer.py.
 """
 

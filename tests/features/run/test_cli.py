@@ -90,6 +90,17 @@ def test_a_relative_configuration_is_looked_for_beside_the_script(run, tmp_path,
     assert run("--config", "no.yaml")[1].startswith("no.yaml: error: ")
 
 
+def test_a_relative_configuration_may_be_in_the_working_folder(run, tmp_path, script, monkeypatch):
+    """Other scripts than upstream's open it there; beside the script comes first."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "own.yaml").write_text("a: [\n")
+    monkeypatch.chdir(elsewhere)
+    assert run(script, "--config", "own.yaml")[1].startswith("own.yaml:2:1: error: ")
+    (tmp_path / "own.yaml").write_text("a: {\n")
+    assert run(script, "--config", "own.yaml")[1].startswith(f"{tmp_path / 'own.yaml'}:2:1: error: ")
+
+
 def test_the_configuration_may_follow_an_equals_sign(run, tmp_path):
     assert run(f"--config={tmp_path / 'no.yaml'}")[1].startswith(f"{tmp_path / 'no.yaml'}: error: ")
 
