@@ -20,19 +20,23 @@ T = TypeVar("T")
 GRAPH_CLASSES = (LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
 # Sections that do not affect the step without swap and recompute, except for `mindswap: cpu_stand_ins`.
 POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
-# Packages that do not affect a captured step or a verification: those that read or format results, and the planner.
+# Packages that do not affect a captured step or a verification: those that read or format results, the simulator, and
+# the planner.
 NOT_IN_CACHE_KEY = (
     "command_line",
     "planner",
     "policy/formats/megatron",
     "rules/machine",
     "runtime",
+    "simulator",
     *(
         f"features/{name}"
         for name in ("adaptive", "calibrate", "compare", "convert", "data", "doctor", "dryrun", "example", "plan")
     ),
     *(f"features/{name}" for name in ("prove", "run", "trace")),
 )
+# But for the form of a captured step.
+IN_CACHE_KEY = ("simulator/captured_step.py",)
 
 
 def cached_result(
@@ -79,12 +83,16 @@ def _compile_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in COMPILE_VARIABLES & environ.keys()}
 
 
+def _is_left_out(path: Path) -> bool:
+    return any(path.is_relative_to(room) for room in NOT_IN_CACHE_KEY)
+
+
 def _versions() -> dict[str, str]:
     """Return the versions of compiler and reader; of mindswap a hash of its sources, as checkouts share the cache."""
     found = {name: installed_code(name) or "none" for name in ("mindspore", "mindformers")}
     package = Path(__file__).parents[1]
     asked = (*package.rglob("*.py"), *package.glob("data/graph/*.json"))
     files = [path.relative_to(package) for path in sorted(asked)]
-    files = [path for path in files if not any(path.is_relative_to(room) for room in NOT_IN_CACHE_KEY)]
+    files = [path for path in files if path.as_posix() in IN_CACHE_KEY or not _is_left_out(path)]
     texts = [[path.as_posix(), (package / path).read_text("utf-8")] for path in files]
     return {**found, "mindswap": make_key(files=texts)}

@@ -120,6 +120,22 @@ def test_a_room_without_a_say_exists_and_changes_nothing(copy, room):
     assert cache._versions() == before
 
 
+@pytest.mark.parametrize("file", cache.IN_CACHE_KEY)
+def test_a_file_of_a_room_without_a_say_counts(copy, file):
+    before = cache._versions()
+    (copy / file).write_text((copy / file).read_text() + "\n# changed\n")
+    assert cache._versions() != before
+
+
+@pytest.mark.parametrize("package", ["adapters", "graph", "steps", "policy", "config"])
+def test_what_makes_a_captured_step_reads_nothing_else_of_the_simulator(package):
+    """The form of a captured step is in the key; how it is simulated is not."""
+    imports = re.compile(r"^ *(?:from|import) mindswap\.simulator(?:\.(?P<module>[\w.]+))?", re.M)
+    texts = [path.read_text() for path in sorted((PACKAGE / package).rglob("*.py"))]
+    read = {match["module"] for text in texts for match in imports.finditer(text)}
+    assert read <= {"captured_step"}
+
+
 def test_variables_that_change_a_compile_count_and_those_that_a_compile_sets_do_not():
     asked = {"ENABLE_LAZY_INLINE_NO_PIPELINE": "0", "MS_DEV_RUNTIME_CONF": "switch_inline:False"}
     others = {"HOME": "/root", "MS_DEV_JIT_SYNTAX_LEVEL": "0", "MS_DEV_SAVE_GRAPHS": "1"}
