@@ -1,0 +1,82 @@
+"""`mindswap run` with the PyNative trainer of MindFormers 2.1.0, on a CPU."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.features.dryrun.test_trainer_on_backend import SMALL, has_mindformers_2x
+
+pytestmark = [
+    pytest.mark.mindspore,
+    pytest.mark.mindformers2,
+    pytest.mark.skipif(not has_mindformers_2x(), reason="make test-2x runs it where MindFormers 2.x is"),
+]
+
+LENGTH, NUM_TOKENS, NUM_STEPS = 32, 256, 5
+# `loss:   6.243463, ..., grad_norm:   1.279254,` in the line of a step
+STEP = re.compile(r"step:\[ *(\d+)/.*?loss: *([\d.]+),.*?grad_norm: *([\d.]+),")
+
+
+def small_model(folder: Path, mindswap: dict) -> Path:
+    rows = [[(7 * row + 3 * i * i) % NUM_TOKENS for i in range(LENGTH + 1)] for row in range(3 * NUM_STEPS)]
+    samples = [
+        {
+            "input_ids": row[:-1],
+            "labels": row[1:],
+            "loss_mask": [1.0] * LENGTH,
+            "position_ids": list(range(LENGTH)),
+        }
+        for row in rows
+    ]
+    data = folder / "data.json"
+    data.write_text("\n".join(map(json.dumps, samples)), encoding="utf-8")
+    config = yaml.safe_load(SMALL.read_text("utf-8"))
+    types = ("params_dtype", "compute_dtype", "layernorm_compute_dtype")
+    config["model"] |= dict.fromkeys(types, "float32") | {
+        "vocab_size": NUM_TOKENS, "seq_length": LENGTH, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
+    }  # fmt: skip
+    config["training"] |= {"steps": NUM_STEPS, "local_batch_size": 2, "global_batch_size": 2, "deterministic": False}
+    config["checkpoint"] = {"enable_save": False, "no_load_optim": True}
+    config["train_dataset"] = {
+        "num_parallel_workers": 1,
+        "dataloader": {
+            "type": "HFDataLoader", "load_func": "load_dataset", "path": "json", "data_files": str(data),
+            "split": "train", "handler": [], "create_compressed_eod_mask": False, "column_names": list(samples[0]),
+        },
+    }  # fmt: skip
+    config["swap"]["layer_swap"] = [{"layers": ["0-1"]}]
+    if "swap_engine" in mindswap:
+        config["swap"]["layer_swap"] += [{"layers": [2], "prefetch": 2}]
+    config["mindswap"] = {"cpu_stand_ins": True, **mindswap}
+    file = folder / "small.yaml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return file
+
+
+def train(folder: Path, mindswap: dict) -> str:
+    folder.mkdir()
+    file = small_model(folder, mindswap)
+    words = ["-m", "mindswap", "run", "--config", str(file), "--device_target", "CPU", "--output_dir", str(folder)]
+    ended = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    return ended.stdout + ended.stderr
+
+
+def test_with_the_own_engine_losses_and_norms_are_those_without_swap_in_every_digit(tmp_path):
+    """Without it MindFormers swaps nothing in one process, and the log says so."""
+    plain = train(tmp_path / "plain", {})
+    assert "swap and recompute of the file have no effect (2 lines" in plain
+    swapped = train(tmp_path / "swapped", {"swap_engine": "mindswap", "audit_swap": True})
+    steps = STEP.findall(plain)
+    assert len(steps) == NUM_STEPS and len({loss for _, loss, _ in steps}) == NUM_STEPS
+    assert STEP.findall(swapped) == steps
+    report = json.loads((tmp_path / "swapped/swap/rank_0.json").read_text("utf-8"))
+    assert report["is_as_predicted"] and report["num_passes"] == NUM_STEPS - 1
+    assert report["offloaded_bytes"] == report["prefetched_bytes"] > 0
+    assert report["peak_device_bytes"] < report["peak_without_swap_bytes"]
