@@ -57,6 +57,7 @@ CHINESE = {
     "stage-recompute": "SWAP 关闭时，MindFormers 会在 recompute_config 处停止，或做得比写的少。",
     "swap-not-bool": "`swap` 既不是 True 也不是 False。",
     "swap-off": "swap_config 除 `swap: False` 外还有内容，但都不起作用。",
+    "swap-engine": "1.9 的文件中有 mindswap.swap_engine，在那里没有作用：它选择 2.x 的两种引擎之一。",
     "unknown-key": "swap_config、它的条目或 recompute_config 中有没有程序读取的键，或配置段放错了位置。",
     "unmatched-pattern": "模式在所指的层中没有匹配模型的任何算子。",
     "unused-default-prefetch": "default_prefetch 与 layer_swap 或 op_swap 并存，不起作用。",

@@ -49,8 +49,8 @@ def _find_unsupported_value(context: Context, place: tuple[str, ...], *allowed: 
 def context_mode(context: Context) -> Iterator[Finding]:
     """context.mode is not a mode in which mindswap swaps.
 
-    In graph mode the compiler swaps. In PyNative mode mindswap does, on CPU; its copies for Ascend were never run, so
-    there they must be requested with `mindswap: {stream_copies: True}`.
+    In graph mode the compiler swaps. In PyNative mode mindswap does, on CPU. Its copies for Ascend ran in dry runs
+    only, so there they must be requested with `mindswap: {stream_copies: True}`.
 
     PASS: context: {mode: 0}
     PASS: context: {mode: 1, device_target: CPU}
@@ -73,6 +73,21 @@ def context_mode(context: Context) -> Iterator[Finding]:
         )
         allowed = "0 or GRAPH_MODE; 1 with device_target: CPU, or with mindswap: {stream_copies: True}"
         yield Finding(node.location, message, allowed, "mode: 0")
+
+
+@rule(Level.WARNING)
+def swap_engine(context: Context) -> Iterator[Finding]:
+    """mindswap.swap_engine is in a file of MindFormers 1.9, where it has no effect.
+
+    It chooses between the engines of MindFormers 2.x.
+
+    PASS: mindswap: {audit_swap: True}
+    FAIL: mindswap: {swap_engine: mindswap}
+    """
+    node = context.document.get("mindswap", "swap_engine")
+    if node is not None:
+        message = "mindswap.swap_engine: has no effect in a configuration of MindFormers 1.9"
+        yield Finding(node.location, message, "a configuration of MindFormers 2.x", "delete it")
 
 
 @rule(Level.WARNING)
