@@ -49,6 +49,7 @@ def main() -> int:
             if args.fresh or measured_bytes is None:
                 report = dry_run_trainer(load_document(str(file)), DryRunOptions(), lambda line: None, "case")
                 measured_bytes = report.step.used_peak_bytes
+        known = json.loads(MEASURED.read_text("utf-8")) if MEASURED.exists() else {}
         known[name] = {"simulated_bytes": simulated_bytes, "measured_bytes": measured_bytes}
         print(f"{number:3} {name}: {describe(known[name])}", flush=True)
         MEASURED.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")

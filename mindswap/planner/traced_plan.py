@@ -2,14 +2,14 @@
 
 An action is what happens to a layer: it is recomputed or swapped as a whole, or one of its cells is. First the least
 number of layers with each action is searched with which the step fits, then pairs of the best actions, with every
-number of layers for the first one. All candidates are simulated.
+number of layers for the first one that alone is faster than the best policy so far. All candidates are simulated.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import permutations
+from itertools import combinations
 
 from mindswap.planner.evaluate import Candidate, evaluate
 from mindswap.planner.problem import Compared, Plan, PlanProblem
@@ -136,7 +136,7 @@ class _Search:
             singles = [single for action in find_actions(self.model, self.problem) if (single := self._single(action))]
             singles.sort(key=lambda single: self.rank(single[1]))
             best = self._different([action for action, _ in singles])
-            for first, second in permutations(best, 2):
+            for first, second in combinations(best, 2):
                 self._pair(first, second)
             self._swap_inputs()
 
@@ -159,9 +159,18 @@ class _Search:
         candidates = self._layers(first, prefetch)
         for number in _some(len(candidates)):
             chosen = candidates[:number]
+            if not self._may_be_faster(policy_of_actions({first: chosen})):
+                return  # more layers and the second action only add time
             rest = self._layers(second, prefetch, chosen)
             if rest:
                 self._least(partial(_pair_policy, first, chosen, second, rest), len(rest))
+
+    def _may_be_faster(self, part: Policy) -> bool:
+        """Return whether a part of a policy alone is faster than the best policy that fits."""
+        self._fits(part)
+        budget_bytes = self.problem.budget_bytes
+        fitting = (c.step_time_ns for c in self.evaluated.values() if c.fits(budget_bytes))
+        return self.evaluated[part].step_time_ns < min(fitting, default=self.evaluated[part].step_time_ns + 1)
 
     def _swap_inputs(self) -> None:
         """Recompute all layers, and search the least number of them whose input has to be swapped."""

@@ -24,6 +24,8 @@ POOL_EXTRA_BYTES = 1536
 # Operators between the one that makes a tensor and the last launch before its allocation, or the other way round: with
 # 8 and 2 all but 1 of 163 saved tensors of a Qwen3 are found, with 0 and 0 97.
 MAX_QUEUED, MAX_EARLY = 8, 2
+# Names in a row that only one of two lists has, at most; up to `NEAR` one equal name ends them, behind that two.
+MAX_MISSING, NEAR = 64, 3
 
 
 @dataclass(frozen=True)
@@ -121,12 +123,13 @@ def read_step_memory(
         names: names of all operators of the tracked step, with its marks.
         tasks: (tick, name) of all launches of the process, ascending.
         blocks: blocks of the process.
-        sizes: `weight_bytes`, `state_bytes` and `peak_bytes`.
+        sizes: `weight_bytes`, `state_bytes` and `peak_bytes`, and `num_marks_before`: marks of other tracked steps.
 
     Raises:
         DataError: the operators are not those of the trace.
     """
     marks = [index for index, (_, name) in enumerate(tasks) if name == MARK]
+    marks = marks[sizes["num_marks_before"] :][: names.count(MARK)]
     segments = list(_segments(marks))
     first, last = marks[0], marks[-1]
     operators = _operators_of_tasks(trace, names, [name for _, name in tasks], segments)
@@ -172,24 +175,61 @@ def _operators_of_tasks(
 ) -> dict[int, int]:
     """Return the operator of each task of forward and backward, by index of the task."""
     recorded = [operator.name for operator in trace.operators]
-    position = names.index(MARK)
+    parts = iter(_parts_between_marks(names))
     operators: dict[int, int] = {}
     of_pass: list[int] = []  # tasks of forward and backward of a micro-batch, one for each noted name
     behind: dict[int, int] = {}  # task without a name -> the next one with a name
     for segment in segments:
+        noted = [name for _ in range(2 if segment.phase == FORWARD else 1) for name in next(parts, [])]
+        tasks = [task for task in range(segment.begin, segment.end) if task_names[task] != MARK]
+        matched = set(find_common([task_names[task] for task in tasks], noted))
         waiting: list[int] = []
-        for task in range(segment.begin, segment.end):
+        for index, task in enumerate(tasks):
             waiting.append(task)
-            if position < len(names) and task_names[task] == names[position]:
+            if index in matched:
                 behind |= dict.fromkeys(waiting, task)
                 waiting.clear()
                 of_pass.append(task)
-                position += 1
         if segment.phase == BACKWARD:
             operators |= _align([task_names[task] for task in of_pass], of_pass, recorded)
         if segment.phase != FORWARD:
             of_pass = []
     return {task: operators[following] for task, following in behind.items() if following in operators}
+
+
+def _parts_between_marks(names: Sequence[str]) -> list[list[str]]:
+    """Return the names between marks; the first part is between the first and the second mark."""
+    parts: list[list[str]] = []
+    for name in names:
+        if name == MARK:
+            parts.append([])
+        elif parts:
+            parts[-1].append(name)
+    return parts
+
+
+def find_common(launched: Sequence[str], noted: Sequence[str]) -> Iterator[int]:
+    """Yield the launches that were noted, in order: of both lists some names are missing in the other one.
+
+    Where they differ, the nearest pair of equal names is searched; far away the next names have to be equal as well.
+    """
+    first, second = 0, 0
+    while first < len(launched) and second < len(noted):
+        if launched[first] != noted[second]:
+            first, second = _next_pair(launched, noted, first, second)
+            continue
+        yield first
+        first, second = first + 1, second + 1
+
+
+def _next_pair(launched: Sequence[str], noted: Sequence[str], first: int, second: int) -> tuple[int, int]:
+    for distance in range(1, MAX_MISSING):
+        length = 1 if distance <= NEAR else 2
+        for skipped in range(distance + 1):
+            pair = first + distance - skipped, second + skipped
+            if launched[pair[0] : pair[0] + length] == noted[pair[1] : pair[1] + length] != []:
+                return pair
+    return first + 1, second + 1
 
 
 def _align(names: Sequence[str], tasks: Sequence[int], recorded: Sequence[str]) -> dict[int, int]:

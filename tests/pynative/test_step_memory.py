@@ -11,13 +11,14 @@ from mindswap.pynative.step_memory import (
     NO_OPERATOR,
     OPTIMIZER,
     TrackedBlock,
+    find_common,
     read_step_memory,
 )
 from mindswap.pynative.step_schedule import LayerActions, Purpose, schedule_step
 from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage, Value
 
 SIZE = 1 << 20
-SIZES = {"weight_bytes": 8, "state_bytes": 16, "peak_bytes": 32}
+SIZES = {"weight_bytes": 8, "state_bytes": 16, "peak_bytes": 32, "num_marks_before": 0}
 
 
 def value(memory):
@@ -106,3 +107,16 @@ def test_a_layer_without_one_behind_it_is_not_swapped():
 
 def test_sizes_of_tensors():
     assert tensor_bytes((2, 3), "bfloat16") == 12 and tensor_bytes((2,), "complex64") == 0
+
+
+def test_marks_of_another_tracked_step_are_skipped():
+    launches = [MARK] * 5 + LAUNCHES
+    tasks = [(2 * position, name) for position, name in enumerate(launches)]
+    memory = read_step_memory(two_layers(), NAMES, tasks, [], SIZES | {"num_marks_before": 5})
+    assert [task.name for task in memory.tasks] == LAUNCHES[1:-1]
+
+
+def test_launches_and_names_are_aligned_where_either_lacks_some():
+    launched = ["Cast", "Ones", "Mul", "Add", "Contiguous", "Mul", "Sum"]
+    noted = ["Cast", "Mul", "View", "View", "Add", "Mul", "Sum"]
+    assert list(find_common(launched, noted)) == [0, 2, 3, 5, 6]

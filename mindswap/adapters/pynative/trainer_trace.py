@@ -5,23 +5,25 @@
 As `trainer_dry_run`, without swap and recompute; the request has `text` as well, the configuration to store. The
 operators are those of Ascend: fused attention, bfloat16, views without copies.
 
-Two steps are recorded. In the first one only the names of operators are noted, so that it allocates and frees memory as
-a training does, and MindSpore's memory tracker writes down every block; operators `MARK` separate its phases. In the
-second one the operators are recorded with their tensors and with what autograd saves, which holds all tensors.
+In `TRACKED_STEPS` only the names of operators are noted, so that they allocate and free memory as a training does, and
+MindSpore's memory tracker writes down every block; operators `MARK` separate their phases. The one with the lowest peak
+counts: a loaded host may free later than a training would. In `RECORDED_STEP` the operators are recorded with their
+tensors and with what autograd saves, which holds all tensors.
 """
 
 import sys
 import traceback
 from importlib.metadata import version
-from typing import Any
+from typing import Any, ClassVar
 
 import mindspore as ms
 
 from mindswap.adapters.pynative.trainer_dry_run import answer_request, prepare, synthetic_data
+from mindswap.pynative.step_memory import MARK
 from mindswap.pynative.trace import RecordedStep, dump_trace
 
 NOTES = ("recorded with the trainer of MindFormers 2.x in MindSpore's dry run on the Ascend backend, without a card",)
-TRACKED_STEP, RECORDED_STEP = 2, 3  # the first step makes the states of the optimizer
+TRACKED_STEPS, RECORDED_STEP = (2, 3), 4  # the first step makes the states of the optimizer
 
 
 class _NameList(ms.MsDispatchMode):
@@ -61,20 +63,20 @@ def trace(config: dict[str, Any], sample: dict[str, Any], text: str) -> dict[str
 
         num_steps = 0
         recorded: Any = None
-        operators = _NameList()
+        operators: ClassVar[dict[int, _NameList]] = {step: _NameList() for step in TRACKED_STEPS}
 
         def training_step(self, step: int | None = None) -> Any:
             self.num_steps += 1
-            if self.num_steps != TRACKED_STEP:
+            if self.num_steps not in TRACKED_STEPS:
                 return super().training_step(step)
-            with self.operators:
+            with self.operators[self.num_steps]:
                 _mark()
                 result = super().training_step(step)
                 _mark()
             return result
 
         def compute_loss(self, model: Any, inputs: Any) -> Any:
-            if self.num_steps != TRACKED_STEP:
+            if self.num_steps not in TRACKED_STEPS:
                 return super().compute_loss(model, inputs)
             _mark()
             loss = super().compute_loss(model, inputs)
@@ -93,7 +95,7 @@ def trace(config: dict[str, Any], sample: dict[str, Any], text: str) -> dict[str
                 self.recorded = record(network, layers, run, with_values=True)
                 return results[0]
             result = super()._forward_backward(model, inputs)
-            if self.num_steps == TRACKED_STEP:
+            if self.num_steps in TRACKED_STEPS:
                 _mark()
             return result
 
@@ -105,13 +107,16 @@ def trace(config: dict[str, Any], sample: dict[str, Any], text: str) -> dict[str
     (network,) = trainer.model
     versions = {name: version(name) for name in ("mindspore", "mindformers")}
     trees = tuple(read_tree(layer) for layer in layers_of(network))
+    peaks = {step: max(trainer.steps[step - 1].peaks.values()) for step in TRACKED_STEPS}
+    chosen = min(TRACKED_STEPS, key=lambda step: peaks[step])
+    before = [trainer.operators[step].names.count(MARK) for step in TRACKED_STEPS if step < chosen]
     return {
         "trace": dump_trace(RecordedStep(trainer.recorded, trees, text, versions, NOTES)),
-        "names": trainer.operators.names,
-        "before_bytes": trainer.steps[TRACKED_STEP - 1].before_bytes,
+        "names": trainer.operators[chosen].names,
+        "num_marks_before": sum(before),
         "weight_bytes": trainer.weight_bytes,
         "state_bytes": trainer.state_bytes,
-        "peak_bytes": max(trainer.steps[TRACKED_STEP - 1].peaks.values()),
+        "peak_bytes": peaks[chosen],
     }
 
 

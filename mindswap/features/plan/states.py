@@ -10,8 +10,8 @@ from mindswap.config.section_edits import rewrite_section
 from mindswap.config.source import BASE_CONFIG, with_model_of_folder
 from mindswap.config.step_settings import is_on_cpu
 from mindswap.errors import PolicyError
+from mindswap.features.plan.pynative import is_model_2x
 from mindswap.features.simulate import LoadedStep
-from mindswap.features.step_2x import is_2x
 from mindswap.rules.mindformers1.optimizers import takes_swap
 from mindswap.simulator.cost.static_memory import state_sizes
 from mindswap.simulator.cost.step_terms import move_states_ns
@@ -48,7 +48,7 @@ class OptimizerStates:
 def find_obstacle(step: LoadedStep) -> str:
     """Return why the optimizer states of a step cannot be in host memory; "" if they can."""
     optimizer = step.document.value("optimizer", "type")
-    if is_2x(step.document):
+    if is_model_2x(step.model):
         return "MindFormers 2.x has no states on the host in PyNative mode (its AdamW refuses enable_cpu_offload)"
     if step.path is None:
         return "there is no file to write optimizer.swap to"

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mindswap.errors import PlanError
+from mindswap.features.plan.pynative import is_model_2x
 from mindswap.features.plan.states import OPTIMIZER, PLACES, OptimizerStates, find_obstacle, states_on_host, with_states
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.step_planner import StepPlanner, Sweep
 from mindswap.features.simulate import LoadedStep
-from mindswap.features.step_2x import is_2x
 from mindswap.planner.pins import Pin, PinTreatment
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Compared, Objective, Plan
 from mindswap.planner.solver.search import Progress
@@ -140,7 +140,7 @@ class StatesPlanner:
         return ""
 
     def _with_states(self, plan: StepPlan, is_on_host: bool, reason: str) -> StepPlan:
-        if is_2x(self.step.document):  # its plans have no line about it: there is no choice
+        if is_model_2x(self.step.model):  # its plans have no line about it: there is no choice
             return plan
         size_bytes, copy_ns = states_on_host(self.step.model)
         return replace(
