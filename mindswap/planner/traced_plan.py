@@ -105,10 +105,11 @@ def find_actions(model: TracedStepModel, problem: PlanProblem) -> list[Action]:
     """Return the actions that the plan may use; cells are those with a part of what their layer saves."""
     allow = problem.allow
     distances = range(1, min(MAX_PREFETCH, model.index.num_layers - 1) + 1)
-    paths = ["", *model.saving_cells(MIN_CELL_PERMILLE)]
-    recomputes = [Action(False, path) for path in paths] if allow.recompute else []
-    swaps = [Action(True, path, distance) for path in paths for distance in distances] if allow.swap else []
-    return [*recomputes, *swaps]
+    cells = model.saving_cells(MIN_CELL_PERMILLE)
+    recomputes = [Action(False, path) for path in ["", *cells]] if allow.recompute else []
+    swaps = [Action(True, "", distance) for distance in distances] if allow.swap else []
+    cell_swaps = [Action(True, path) for path in cells] if allow.swap else []
+    return [*recomputes, *swaps, *cell_swaps]
 
 
 @dataclass(eq=False)
@@ -143,7 +144,8 @@ class _Search:
     def _layers(self, action: Action, prefetch: int, taken: Sequence[int] = ()) -> list[int]:
         """Return the layers that may have an action, in the order in which they get it."""
         count = self.model.index.num_layers
-        return [layer for layer in range(count - (prefetch if action.is_swap else 0)) if layer not in taken]
+        layers = range(count - (prefetch if action.is_swap else 0))
+        return [layer for layer in layers if layer not in taken and self.model.has_cell(layer, action.path)]
 
     def _single(self, action: Action) -> tuple[Action, Policy] | None:
         """Search the least number of layers with an action; None if no layer can have it."""

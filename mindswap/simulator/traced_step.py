@@ -96,7 +96,10 @@ class TracedStepModel(StepModel):
         self._task_labels = self._label_tasks()
         self._task_ns = self._durations()
         self._roles = [self._role_of(facts) for facts in self.index.blocks]
-        self._simulated: dict[Policy, SimulatedStep] = {}
+        self._cells = {
+            tree: {".".join(path) for path, node in tree.walk() if not node.is_primitive}
+            for tree in set(captured.trees)
+        }
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -147,6 +150,10 @@ class TracedStepModel(StepModel):
             if path and size_bytes * 1000 >= by_cell[layer, ""] * min_permille
         )
         return sorted(dict.fromkeys(large), key=lambda path: (path.count("."), path))
+
+    def has_cell(self, layer: int, path: str) -> bool:
+        """Return whether a layer has a cell at a dotted path; "" is the layer itself."""
+        return not path or path in self._cells[self.captured.trees[layer]]
 
     def actual_peaks_bytes(self, simulated: SimulatedStep) -> tuple[int, ...]:
         """Return the peak; fragments of the pool are not simulated."""

@@ -91,3 +91,5 @@ def test_cells_that_save_much_can_be_named_in_a_plan():
     cells = traced_model().saving_cells(30)
     assert {"mlp", "self_attention", "self_attention.core_attention"} <= set(cells)
     assert traced_model().saving_cells(1001) == []
+    assert traced_model().has_cell(0, "") and traced_model().has_cell(3, "mlp.linear_fc1")
+    assert not traced_model().has_cell(0, "mlp.experts") and not traced_model().has_cell(0, "mlp.mul")
