@@ -17,6 +17,7 @@ from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_
 from mindswap.planner.problem import Allow, PlanProblem
 from mindswap.planner.solver.search import Interruptible, Stop
 from mindswap.policy.cell_tree import CellNode, match_pattern
+from mindswap.policy.coverage import ADD, cell_names
 from mindswap.policy.model import ENTRY_FIELDS, NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.step_model import StepModel
 
@@ -174,6 +175,8 @@ class _SimpleSearch:
         swaps, recomputed_parts = parts(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves)
         if recomputed_parts:
             yield from (SimplePolicy(WHOLE_LAYER, part, none, none, PREFETCH) for part in recomputed_parts)
+        if cells := recomputed_cells(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves):
+            yield SimplePolicy(ADD, cells, tuple(map(len, self.stages)), none, PREFETCH)
         for swap, part, quarters in product(swaps, recomputed_parts or (None,), range(1, NUM_QUARTERS + 1)):
             counts = tuple(len(layers) * quarters // NUM_QUARTERS for layers in self.stages)
             yield SimplePolicy(swap, part if part is not None else swap, counts, none, PREFETCH)
@@ -241,6 +244,17 @@ def parts(
     cells = [name for name in present if name != WEIGHT_CASTS]
     recomputed_part = [name for name in present if name == WEIGHT_CASTS or not has_interleaved_halves]
     return (WHOLE_LAYER, *cells) if allow.swap else (), (WHOLE_LAYER, *recomputed_part) if allow.recompute else ()
+
+
+def recomputed_cells(trees: Sequence[CellNode], allow: Allow, has_interleaved_halves: bool = False) -> str:
+    """Return a pattern of all cells of a layer, to be recomputed while their inputs are swapped; "" if not possible.
+
+    This is full recompute with its saved tensors on the host. The inputs are the sums between the cells (`ADD`). Swap
+    in a layer that is recomputed as a whole makes no copy. Arguments as of `parts`.
+    """
+    names = cell_names(trees)
+    is_possible = allow.swap and allow.recompute and not has_interleaved_halves and names
+    return f"({'|'.join(names)})" if is_possible and all(match_pattern(ADD, tree) for tree in trees) else ""
 
 
 def common_parts(

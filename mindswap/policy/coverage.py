@@ -130,15 +130,23 @@ def _recompute_swap(trees: Sequence[CellNode]) -> Policy:
     Recompute of a layer as a whole keeps its input on the device: MindSpore recomputes it as a function, so an
     attribute of an operator inside makes no copy.
     """
-    cells = (
-        child.name for tree in trees for child in tree.children if any(node.is_primitive for _, node in child.walk())
-    )
     sums = [OpSwap(ADD, ALL_LAYERS, 10)] if any(match_pattern(ADD, tree) for tree in trees) else []
     return Policy(
         is_swap_enabled=True,
         op_swap=tuple(sums),
-        select_recompute=tuple(OpRecompute(name, ALL_LAYERS) for name in dict.fromkeys(cells)),
+        select_recompute=tuple(OpRecompute(name, ALL_LAYERS) for name in cell_names(trees)),
     )
+
+
+def cell_names(trees: Sequence[CellNode]) -> tuple[str, ...]:
+    """Return the names of the cells of a layer that have operators, in order of definition."""
+    cells = (
+        child.name
+        for tree in trees
+        for child in tree.children
+        if child.children and any(node.is_primitive for _, node in child.walk())
+    )
+    return tuple(dict.fromkeys(cells))
 
 
 KEEP_ALL = "none"

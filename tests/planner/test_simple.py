@@ -20,7 +20,9 @@ from mindswap.planner.simple import (
     common_parts,
     num_entries,
     parts,
+    recomputed_cells,
 )
+from mindswap.planner.solver.search import Interruptible
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from tests.planner.models import small_model
@@ -89,6 +91,25 @@ def test_only_what_is_allowed_is_done(allow, is_there):
     swaps = bool(plan.policy.op_swap or plan.policy.layer_swap)
     recomputed_part = bool(plan.policy.select_recompute or plan.policy.layer_recompute)
     assert plan.fits and (swaps, recomputed_part) == (is_there == "swap", is_there == "recompute")
+
+
+def test_all_cells_are_recomputed_while_their_inputs_are_swapped():
+    """Full recompute with its inputs on the host: one entry for the cells, one for the sums between them."""
+    model = recorded_step("qwen2_0_5b").model
+    tree, num_layers = model.captured.trees[0], model.captured.num_layers
+    pattern = recomputed_cells(model.captured.trees, DEFAULT_ALLOW)
+    assert sorted(pattern[1:-1].split("|")) == ["attention", "attention_norm", "feed_forward", "ffn_norm"]
+    assert recomputed_cells((tree,), Allow(swap=False)) == recomputed_cells((tree,), Allow(recompute=False)) == ""
+    assert recomputed_cells((tree,), DEFAULT_ALLOW, has_interleaved_halves=True) == ""
+    without_sum = replace(tree, children=tuple(child for child in tree.children if child.name != "add"))
+    assert recomputed_cells((tree, without_sum), DEFAULT_ALLOW) == ""
+    search = _SimpleSearch(PlanProblem(model, 2**40, 2**40, 8), model, Interruptible(lambda: None))
+    assert SimplePolicy("add", pattern, (num_layers,), (0,), 30) in list(search._coarse())
+    layers = Layers(range(num_layers))
+    everything = SimplePolicy("add", pattern, (num_layers,), (num_layers,), 30).policy(search.stages, ON)
+    assert everything == Policy(
+        True, op_swap=[OpSwap("add", layers, 30)], select_recompute=[OpRecompute(pattern, layers)]
+    )
 
 
 def test_layers_of_a_stage_are_spread_and_its_last_is_not_swapped():

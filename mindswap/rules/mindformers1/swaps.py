@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mindswap.config.findings import Finding, rule
 from mindswap.config.problem import Level, Location
 from mindswap.policy.cell_tree import split_pattern
-from mindswap.policy.coverage import Coverage
+from mindswap.policy.coverage import ADD, Coverage, cell_names
 from mindswap.policy.formats.mindformers1.settings import Statement
 from mindswap.policy.model import Layers
 from mindswap.policy.wording import format_layers, format_names
@@ -207,6 +207,11 @@ def recompute_wins(context: Context) -> Iterator[Finding]:
         fix = f"take {layers} out of one of the two"
         if winner.option == "recompute" and winner.layers.indices is None:
             fix = "recompute: False, or delete swap_config: every layer is recomputed, so nothing is swapped"
+        if winner.option == "recompute" and context.coverage is not None:
+            cells = "|".join(cell_names(context.coverage.layer_classes))
+            fix += (
+                f"; or select_recompute of '({cells})' and op_swap of '{ADD}': then the inputs of the cells are swapped"
+            )
         yield Finding(swap.pattern_location, message, fix=fix)
 
 

@@ -247,7 +247,20 @@ def test_the_message_names_layers_operators_and_place():
 def test_where_every_layer_is_recomputed_the_fix_says_so():
     text = "{swap_config: {swap: True}, recompute_config: {recompute: True}}"
     problem = next(problem for problem in check(text).problems if problem.rule == "recompute-wins")
-    assert problem.fix == "recompute: False, or delete swap_config: every layer is recomputed, so nothing is swapped"
+    assert problem.fix == (
+        "recompute: False, or delete swap_config: every layer is recomputed, so nothing is swapped; or "
+        "select_recompute of '(attention_norm|ffn_norm|attention|feed_forward)' and op_swap of 'add': then the inputs "
+        "of the cells are swapped"
+    )
+
+
+def test_the_fix_of_a_swap_in_a_recomputed_layer_does_what_it_says():
+    """The form of `mindswap compare FILE recompute-swap`: no warning, and each cell is recomputed."""
+    problem = next(p for p in check(config("add", "recompute: [1]")).problems if p.rule == "recompute-wins")
+    cells = problem.fix.split("'")[1]
+    checked = check(config("add", f"select_recompute: {{'{cells}': [1]}}"))
+    assert [p for p in checked.problems if p.rule == "recompute-wins"] == []
+    assert checked.policy.select_recompute[0].pattern == cells
 
 
 # Swap of what a recomputed operator reads: by the specification it takes no effect, on the backend it frees memory
