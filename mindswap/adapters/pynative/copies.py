@@ -2,7 +2,7 @@
 
 `ThreadCopies` is for CPU: a worker thread, and host memory that the kernel counts separately (`RssShmem`), so that
 offloaded memory leaves `RssAnon`. `StreamCopies` is for Ascend: a copy stream, events, pinned memory. **It has never
-run on a device**, and must be requested by name.
+run on a device**, only in dry runs, and must be requested by name.
 """
 
 import ctypes
@@ -30,6 +30,7 @@ class PendingCopy:
     size_bytes: int  # size of the storage
     host: Any  # host memory
     pending: Any = None  # handle to wait for the last copy
+    is_final: bool = False  # nobody could write into the storage since the copy to the host began
 
 
 class CopyEngine(ABC):
@@ -56,7 +57,7 @@ class CopyEngine(ABC):
         return copy
 
     def release(self, copy: PendingCopy) -> None:
-        """Wait for the copy to the host, update it if the values changed, and drop the device memory."""
+        """Wait for the copy to the host, update it if the values may have changed, and drop the device memory."""
         self._finish(copy)
         self._update(copy)
         copy.storage = None
@@ -179,9 +180,10 @@ class StreamCopies(CopyEngine):
         return self._pinned(size)
 
     def _update(self, copy: PendingCopy) -> None:
-        """Repeat the copy in any case, because detecting a write is expensive on a device."""
-        self._copy_out(copy)
-        self._finish(copy)
+        """Repeat the copy if other code reached the storage since: detecting a write is expensive on a device."""
+        if not copy.is_final:
+            self._copy_out(copy)
+            self._finish(copy)
 
     def _copy_out(self, copy: PendingCopy) -> None:
         self._run(lambda: copy.host.untyped_storage().copy_(copy.storage, True), copy)

@@ -107,6 +107,7 @@ class Executor:
         self._has_saved = False
         self._live: dict[int, _LiveStorage] = {}
         self._pending_release: set[int] = set()  # on the host, to be dropped as soon as no other code references them
+        self._just_copied: set[int] = set()  # its copy to the host began at the last event
         self._ledger = Ledger()
 
     # -- called by the watch ------------------------------------------------------------------------
@@ -141,13 +142,17 @@ class Executor:
 
         During an operator that is unknown, because the addresses of its outputs are.
         """
-        if not self._is_following or not self._pending_release:
+        if not self._is_following or not (self._pending_release or self._just_copied):
             return
         own = {
             id(item) for live in self._live.values() for saved in live.saves for item in (saved.tensor, saved.storage)
         }
-        memories = {index: self._live[index].memory for index in self._pending_release}
-        for index in sorted(memories.keys() - self._references.find_referenced(memories, own)):
+        memories = {index: self._live[index].memory for index in self._pending_release | self._just_copied}
+        unreferenced = memories.keys() - self._references.find_referenced(memories, own)
+        for index in unreferenced & self._just_copied:  # from now on nobody can write into it
+            self._copies[index].is_final = self._live[index].is_unmodified
+        self._just_copied.clear()
+        for index in sorted(unreferenced & self._pending_release):
             live = self._live[index]
             if live.is_unmodified:
                 self.copies.release(self._copies[index])
@@ -176,6 +181,7 @@ class Executor:
             self._deviate(f"layer {layer_index} saves {tensor.dtype} {tuple(tensor.shape)}")
             return -1, saved
         self._run_actions()
+        self._just_copied.clear()  # code that runs until the next look may write
         return number, saved
 
     def read(self, packed):
@@ -244,6 +250,7 @@ class Executor:
         size = self.trace.storages[index].size_bytes
         if action.kind is ActionKind.OFFLOAD:
             self._copies[index] = self.copies.offload(self._live[index].saves[0].storage, size)
+            self._just_copied.add(index)
         elif action.kind is ActionKind.RELEASE:
             self._pending_release.add(index)
         elif action.kind is ActionKind.PREFETCH:
