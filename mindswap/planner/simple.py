@@ -156,8 +156,21 @@ class _SimpleSearch:
                 continue
         fitted = sorted(fitted, key=self._rank_of)
         extended = [self._extended(simple) for simple in fitted[:NUM_EXTENDED]]
-        for simple in sorted((*extended, *fitted[NUM_EXTENDED:]), key=self._rank_of)[:NUM_REFINED]:
+        refined = sorted((*extended, *fitted[NUM_EXTENDED:]), key=self._rank_of)[:NUM_REFINED]
+        # In addition to the others: nothing is left to extend, and it must not displace what can be extended.
+        with suppress(SimulationError):  # as above
+            cells = self._recomputed_cells()
+            fitted_cells = [self._fit(cells)] if cells is not None else []
+            refined += [each for each in fitted_cells if not refined or self._rank_of(each) < self._rank_of(refined[0])]
+        for simple in refined:
             self._refine(simple)
+
+    def _recomputed_cells(self) -> SimplePolicy | None:
+        """Return the policy that swaps the inputs of all cells and recomputes no layer yet; None if not possible."""
+        model = self.problem.model
+        cells = recomputed_cells(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves)
+        none = (0,) * len(self.stages)
+        return SimplePolicy(ADD, cells, tuple(map(len, self.stages)), none, PREFETCH) if cells else None
 
     def _extended(self, best: SimplePolicy) -> SimplePolicy:
         """Return the policy with a part recomputed in all layers, if that is better."""
@@ -175,8 +188,6 @@ class _SimpleSearch:
         swaps, recomputed_parts = parts(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves)
         if recomputed_parts:
             yield from (SimplePolicy(WHOLE_LAYER, part, none, none, PREFETCH) for part in recomputed_parts)
-        if cells := recomputed_cells(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves):
-            yield SimplePolicy(ADD, cells, tuple(map(len, self.stages)), none, PREFETCH)
         for swap, part, quarters in product(swaps, recomputed_parts or (None,), range(1, NUM_QUARTERS + 1)):
             counts = tuple(len(layers) * quarters // NUM_QUARTERS for layers in self.stages)
             yield SimplePolicy(swap, part if part is not None else swap, counts, none, PREFETCH)
