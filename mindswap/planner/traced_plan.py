@@ -63,7 +63,7 @@ def plan_traced(problem: PlanProblem, progress: Progress = lambda: None) -> Plan
         progress: called after each simulation; may raise `Stop`, then the best policy so far is the plan.
     """
     interruptible = Interruptible(progress)
-    search = _Search(problem, interruptible)
+    search = _ActionSearch(problem, interruptible)
     search.run()
     policy = min(search.evaluated, key=search.rank)
     evaluation = evaluate(problem, policy)
@@ -113,7 +113,7 @@ def find_actions(model: TracedStepModel, problem: PlanProblem) -> list[Action]:
 
 
 @dataclass(eq=False)
-class _Search:
+class _ActionSearch:
     """Simulates policies, each once."""
 
     problem: PlanProblem

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mindswap.pynative.step_memory import BACKWARD, FORWARD, NO_OPERATOR, POOL_EXTRA_BYTES, Block, StepMemory
+from mindswap.pynative.step_memory import BACKWARD, FORWARD, NO_OPERATOR, POOL_EXTRA_BYTES, MemoryBlock, StepMemory
 from mindswap.pynative.trace import EventKind, Operator, Trace
 
 
@@ -24,7 +24,7 @@ class WeightView(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Span:
+class TaskSpan:
     """First and last task of a layer in forward or backward of a micro-batch."""
 
     first: int
@@ -47,7 +47,7 @@ class BlockFacts:
         is_permanent: whether it is live during the entire step.
     """
 
-    block: Block
+    block: MemoryBlock
     micro_batch: int
     operator: int
     forward_uses: tuple[int, ...]
@@ -81,7 +81,7 @@ class StepIndex:
         self.num_micro_batches = 1 + max((task.micro_batch for task in memory.tasks), default=0)
         self.forward_tasks: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._backward_tasks: dict[tuple[int, int], int] = {}
-        spans: dict[str, dict[tuple[int, int], Span]] = {FORWARD: {}, BACKWARD: {}}
+        spans: dict[str, dict[tuple[int, int], TaskSpan]] = {FORWARD: {}, BACKWARD: {}}
         for number, task in enumerate(memory.tasks):
             if task.operator == NO_OPERATOR:
                 continue
@@ -93,7 +93,7 @@ class StepIndex:
             if layer is not None:
                 known = spans[task.phase].get((task.micro_batch, layer))
                 first = number if known is None else known.first
-                spans[task.phase][task.micro_batch, layer] = Span(first, number)
+                spans[task.phase][task.micro_batch, layer] = TaskSpan(first, number)
         self.forward_spans, self.backward_spans = spans[FORWARD], spans[BACKWARD]
         self.weight_views = tuple(self._weight_views())
         reads, self._storages, self._producers = self._reads(), self._storages_by_memory(), self._makers()
@@ -138,7 +138,7 @@ class StepIndex:
     def _storages_by_memory(self) -> dict[int, int]:
         return {s.memory: index for index, s in enumerate(self.trace.storages) if s.memory is not None}
 
-    def _facts(self, block: Block, reads: dict[int, list[tuple[int, int]]]) -> BlockFacts:
+    def _facts(self, block: MemoryBlock, reads: dict[int, list[tuple[int, int]]]) -> BlockFacts:
         tasks = self.memory.tasks
         birth = tasks[block.begin] if block.begin >= 0 else None
         micro_batch = -1 if birth is None else birth.micro_batch

@@ -39,7 +39,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Block:
+class MemoryBlock:
     """A block of device memory that is live during the step."""
 
     size_bytes: int
@@ -63,7 +63,7 @@ class StepMemory:
     """
 
     tasks: tuple[Task, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[MemoryBlock, ...]
     weight_bytes: int
     state_bytes: int
     peak_bytes: int
@@ -80,7 +80,9 @@ class StepMemory:
 
 def step_memory_from_data(data: Mapping[str, Any]) -> StepMemory:
     """Return the step of `StepMemory.to_data`; raises KeyError, TypeError or ValueError if it is damaged."""
-    blocks = tuple(Block(size, begin, end, tuple(uses), memory) for size, begin, end, uses, memory in data["blocks"])
+    blocks = tuple(
+        MemoryBlock(size, begin, end, tuple(uses), memory) for size, begin, end, uses, memory in data["blocks"]
+    )
     return StepMemory(
         tuple(Task(*row) for row in data["tasks"]),
         blocks,
@@ -149,9 +151,9 @@ def read_step_memory(
         if end < 0 or begin >= last - first:
             continue
         uses = tuple(sorted(use for tick in block.use_ticks if 0 <= (use := index_of(tick)) < len(step_tasks)))
-        live.append(Block(block.size_bytes, max(begin, -1), min(end, len(step_tasks)), uses))
+        live.append(MemoryBlock(block.size_bytes, max(begin, -1), min(end, len(step_tasks)), uses))
     memories = _memories(trace, step_tasks, live)
-    found = tuple(Block(b.size_bytes, b.begin, b.end, b.uses, m) for b, m in zip(live, memories, strict=True))
+    found = tuple(MemoryBlock(b.size_bytes, b.begin, b.end, b.uses, m) for b, m in zip(live, memories, strict=True))
     return StepMemory(step_tasks, found, sizes["weight_bytes"], sizes["state_bytes"], sizes["peak_bytes"])
 
 
@@ -249,7 +251,7 @@ def _align(names: Sequence[str], tasks: Sequence[int], recorded: Sequence[str]) 
     return pairs
 
 
-def _memories(trace: "Trace", tasks: Sequence[Task], blocks: Sequence[Block]) -> list[int]:
+def _memories(trace: "Trace", tasks: Sequence[Task], blocks: Sequence[MemoryBlock]) -> list[int]:
     """Return the memory number of each block; -1 for none.
 
     A block is allocated at the launch of its operator or, as launches are queued, at that of one of the next operators.

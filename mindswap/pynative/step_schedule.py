@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from mindswap.pynative.step_index import BlockFacts, Span, StepIndex, is_in
+from mindswap.pynative.step_index import BlockFacts, StepIndex, TaskSpan, is_in
 from mindswap.pynative.step_memory import FORWARD
 
 
@@ -36,13 +36,13 @@ class Purpose(Enum):
     TRACKED = auto()  # as in the tracked step
     FORWARD_ONLY = auto()  # freed in forward, as backward recomputes it
     RECOMPUTED = auto()
-    OFFLOADED = auto()  # until its copy out, `Lifetime.copy`
-    PREFETCHED = auto()  # from its copy back, `Lifetime.copy`
+    OFFLOADED = auto()  # until its copy out, `MemoryLifetime.copy`
+    PREFETCHED = auto()  # from its copy back, `MemoryLifetime.copy`
     SLICE = auto()  # contiguous copy of a slice that is swapped
 
 
 @dataclass(frozen=True)
-class Lifetime:
+class MemoryLifetime:
     """A lifetime of device memory; positions are those of `Schedule.tasks`."""
 
     size_bytes: int
@@ -72,7 +72,7 @@ class Schedule:
     """A step under a policy."""
 
     tasks: list[tuple[int, bool]] = field(default_factory=list)  # (task of the tracked step, is recomputed)
-    lifetimes: list[Lifetime] = field(default_factory=list)
+    lifetimes: list[MemoryLifetime] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
 
 
@@ -264,7 +264,7 @@ class _Scheduler:
         self._add(number, self._position(facts.block.begin), copy.release, Purpose.OFFLOADED, index)
         self._add(number, copy.fetch, max(copy.backward_begin, kept_end), Purpose.PREFETCHED, index)
         if facts.slice_bytes:
-            lifetime = Lifetime(facts.slice_bytes, copy.forward_end, copy.backward_begin, number, Purpose.SLICE)
+            lifetime = MemoryLifetime(facts.slice_bytes, copy.forward_end, copy.backward_begin, number, Purpose.SLICE)
             self.schedule.lifetimes.append(lifetime)
 
     def _add_copy(self, number: int, micro_batch: int, layer: int, size_bytes: int) -> int:
@@ -306,7 +306,7 @@ class _Scheduler:
             begin = copy.fetch
         self._add(number, begin, len(self.schedule.tasks), Purpose.PREFETCHED, index)
 
-    def _spans(self, micro_batch: int, layer: int) -> tuple[Span, Span]:
+    def _spans(self, micro_batch: int, layer: int) -> tuple[TaskSpan, TaskSpan]:
         """Return the positions of a layer in forward and in backward."""
         forward, backward = (
             spans[micro_batch, layer] for spans in (self.index.forward_spans, self.index.backward_spans)
@@ -318,10 +318,10 @@ class _Scheduler:
             if micro == micro_batch and of_layer == layer
         ]
         return (
-            Span(self.positions[forward.first], self.positions[forward.last]),
-            Span(min([first, *begins]), self.positions[backward.last]),
+            TaskSpan(self.positions[forward.first], self.positions[forward.last]),
+            TaskSpan(min([first, *begins]), self.positions[backward.last]),
         )
 
     def _add(self, number: int, begin: int, end: int, purpose: Purpose, copy: int = -1) -> None:
         size_bytes = self.index.memory.blocks[number].size_bytes
-        self.schedule.lifetimes.append(Lifetime(size_bytes, begin, max(begin, end), number, purpose, copy))
+        self.schedule.lifetimes.append(MemoryLifetime(size_bytes, begin, max(begin, end), number, purpose, copy))

@@ -16,7 +16,7 @@ from mindswap.graph.ops import ComputeUnit, OpClass, classify
 from mindswap.policy.model import Policy
 from mindswap.pynative.step_index import BlockFacts, StepIndex
 from mindswap.pynative.step_memory import BACKWARD, FORWARD, NO_OPERATOR, OPTIMIZER, StepMemory
-from mindswap.pynative.step_schedule import Copy, LayerActions, Lifetime, Purpose, Schedule, schedule_step
+from mindswap.pynative.step_schedule import Copy, LayerActions, MemoryLifetime, Purpose, Schedule, schedule_step
 from mindswap.pynative.trace import RecordedStep
 from mindswap.simulator.captured_step import CapturedStep
 from mindswap.simulator.cost.cost_table import CostTable, moving_ns
@@ -337,7 +337,7 @@ class TracedStepModel(StepModel):
             stage=np.zeros(len(rows), np.int32),
         )
 
-    def _interval_rows(self, lifetimes: Sequence[Lifetime], last: int) -> Iterator[tuple[int, ...]]:
+    def _interval_rows(self, lifetimes: Sequence[MemoryLifetime], last: int) -> Iterator[tuple[int, ...]]:
         for lifetime in lifetimes:
             if self.index.blocks[lifetime.block].is_permanent and lifetime.copy < 0:
                 continue  # static memory

@@ -19,7 +19,7 @@ PHASES = ("forward", "backward", "optimizer")
 
 
 @dataclass
-class StepMemory:
+class MeasuredMemory:
     """Device memory of a step in bytes.
 
     Attributes:
@@ -60,7 +60,7 @@ class MeasuredTrainer(Trainer):
     """
 
     def __init__(self, config: dict[str, Any], train_dataset: Any):
-        self.steps: list[StepMemory] = []
+        self.steps: list[MeasuredMemory] = []
         self.added_by_layer: list[int] = []
         super().__init__(config, train_dataset=train_dataset)
         network = {id(weight): weight for model in self.model for weight in model.get_parameters()}
@@ -96,7 +96,7 @@ class MeasuredTrainer(Trainer):
         self._register_grad_hooks()
         for model in self.model:
             model.set_train(True)
-        self.steps.append(StepMemory(0))
+        self.steps.append(MeasuredMemory(0))
         return self.get_batch(self._create_dataset_iterator(self.train_dataset))
 
     def run_passes(self, batch: Any) -> None:
@@ -121,7 +121,7 @@ class MeasuredTrainer(Trainer):
     def training_step(self, step: int | None = None) -> Any:
         """Train one step, and measure it."""
         _reset()
-        memory = StepMemory(ms.runtime.memory_allocated())
+        memory = MeasuredMemory(ms.runtime.memory_allocated())
         self.steps.append(memory)
         vars(moved).update(vars(Moved()))
         result = super().training_step(step)
