@@ -184,7 +184,7 @@ def longest(case: Case, means: str) -> int:
     first, second = ask_length(shorter), ask_length(longer)
     bytes_per_token = (second.least_bytes - first.least_bytes) / (longer - shorter)
     room_tokens = int((BUDGET_GIB * GIB - first.least_bytes) / bytes_per_token)
-    guess = max(STEP_TOKENS, (shorter + room_tokens) // STEP_TOKENS * STEP_TOKENS)
+    guess = min(MOST_TOKENS, max(STEP_TOKENS, (shorter + room_tokens) // STEP_TOKENS * STEP_TOKENS))
     step = STEP_TOKENS if ask_length(guess).fits else -STEP_TOKENS
     while 0 < guess + step <= MOST_TOKENS and ask_length(guess + step).fits == (step > 0):
         guess += step

@@ -9,6 +9,7 @@ from pathlib import Path
 from mindswap.config.nodes import Document, DocumentNode
 from mindswap.config.parse import parse_file
 from mindswap.config.step_settings import CARD_BYTES, DEFAULT_HCCL_BUFFER_BYTES, read_hccl_buffer
+from mindswap.errors import MindswapError
 from mindswap.files import DATA
 from mindswap.units import parse_bytes
 
@@ -48,8 +49,16 @@ def read_card_memory(document: Document) -> CardMemory | None:
     name = str(node.value)
     if name in NO_CARDS:
         return None
+    try:
+        return _read_device_file(name, Path(node.location.file).parent)
+    except (OSError, ArithmeticError, ValueError, MindswapError):
+        return None
+
+
+def _read_device_file(name: str, folder: Path) -> CardMemory | None:
+    """Return the memory of the card of a device file: one of ours, or one beside the configuration."""
     shipped = DATA / "hardware" / f"{name}.yaml"
-    path = shipped if shipped.is_file() else Path(node.location.file).parent / name
+    path = shipped if shipped.is_file() else folder / name
     if not path.is_file():
         return None
     device = parse_file(os.fspath(path))

@@ -45,8 +45,8 @@ class OptimizerStates:
         }  # fmt: skip
 
 
-def find_obstacle(step: LoadedStep) -> str:
-    """Return why the optimizer states of a step cannot be in host memory; "" if they can."""
+def find_obstacle(step: LoadedStep, is_on_host: bool = True) -> str:
+    """Return why the optimizer states of a step cannot be in host memory, or cannot leave it; "" if they can."""
     optimizer = step.document.value("optimizer", "type")
     if is_model_2x(step.model):
         return "MindFormers 2.x has no states on the host in PyNative mode (its AdamW refuses enable_cpu_offload)"
@@ -59,7 +59,7 @@ def find_obstacle(step: LoadedStep) -> str:
     if is_on_cpu(step.document):
         return "on CPU they are in host memory"
     try:
-        with_states_text(step, is_on_host=True)
+        with_states_text(step, is_on_host)
     except PolicyError as error:
         return f"optimizer.swap cannot be written: {str(error).splitlines()[0]}"
     return ""

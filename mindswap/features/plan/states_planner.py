@@ -77,10 +77,12 @@ class StatesPlanner:
         self._pins = tuple(pin for pin in pins if pin.pattern != OPTIMIZER)
         self._planners: dict[bool, StepPlanner] = {}
         self._is_in_file = step.model.settings.is_state_offloaded
-        self.obstacle = "" if self._is_in_file else find_obstacle(step)
-        if self.pinned and self.obstacle:
+        self.obstacle = find_obstacle(step, not self._is_in_file)
+        if self.pinned is not None and self.pinned != self._is_in_file and self.obstacle:
+            asked, allowed = (PinTreatment.SWAP, PinTreatment.KEEP)[:: 1 if self.pinned else -1]
             raise PlanError(
-                f"--pin {OPTIMIZER}=swap: {self.obstacle}\n    allowed: {OPTIMIZER}=keep\n    fix:     leave it out"
+                f"--pin {OPTIMIZER}={asked.value}: {self.obstacle}\n    allowed: {OPTIMIZER}={allowed.value}\n"
+                "    fix:     leave it out"
             )
         self._planner(self._is_in_file if self.pinned is None else self.pinned)  # refuses pins without effect
 
@@ -97,10 +99,11 @@ class StatesPlanner:
         first = self._planner(is_first).plan(memory, objective, progress, simple=simple)
         reason = self._find_reason_to_keep(first, objective)
         if reason:
-            return self._with_states(first, is_first, reason)
+            is_open = self.pinned is None and not self.obstacle and self.allow.swap
+            return self._with_states(self._bounded_for_both(first) if is_open else first, is_first, reason)
         second_planner = self._planner(not is_first)
-        bound_ns = second_planner.bound_ns(memory)
-        if bound_ns is None or (first.fits and bound_ns >= first.step_time_ns):
+        bound_ns = second_planner.bound_ns(memory) if first.fits else 0
+        if bound_ns is None or bound_ns >= first.step_time_ns:
             what = "no policy fits" if bound_ns is None else f"no plan is faster than {format_time(bound_ns)}"
             return self._with_states(first, is_first, f"{what} with states {PLACES[not is_first]} (lower bound)")
         second = second_planner.plan(memory, objective, progress, simple=simple)
@@ -133,11 +136,27 @@ class StatesPlanner:
             return "as in the file; --objective memory does not move them"
         if first.plan.is_interrupted:
             return "as in the file; the search was interrupted"
-        copy_ns = states_on_host(self.step.model)[1]
-        fastest_ns = first.plan.unconstrained_ns + (-copy_ns if self._is_in_file else copy_ns)
+        fastest_ns = self._fastest_elsewhere_ns(first)
         if first.fits and first.step_time_ns <= fastest_ns:
             return f"{PLACES[not self._is_in_file]} a step takes {format_time(fastest_ns)} or more"
         return ""
+
+    def _fastest_elsewhere_ns(self, plan: StepPlan) -> int:
+        """Return the step time of keeping all activations, with the states in the other place."""
+        copy_ns = states_on_host(self.step.model)[1]
+        return plan.plan.unconstrained_ns + (-copy_ns if self._is_in_file else copy_ns)
+
+    def _bounded_for_both(self, plan: StepPlan) -> StepPlan:
+        """Return a plan of the file's placement with bounds that hold for both, without a search of the other one.
+
+        With the states elsewhere no step is faster than one that keeps all activations, and none needs less memory
+        than without the states.
+        """
+        size_bytes = 0 if self._is_in_file else states_on_host(self.step.model)[0]
+        bounds_ns = (plan.plan.lower_bound_ns, self._fastest_elsewhere_ns(plan))
+        least_bytes = max(0, plan.plan.least_budget_bytes - size_bytes)
+        lower_bound_ns = min(bound_ns for bound_ns in bounds_ns if bound_ns is not None)
+        return replace(plan, plan=replace(plan.plan, lower_bound_ns=lower_bound_ns, least_budget_bytes=least_bytes))
 
     def _with_states(self, plan: StepPlan, is_on_host: bool, reason: str) -> StepPlan:
         if is_model_2x(self.step.model):  # its plans have no line about it: there is no choice

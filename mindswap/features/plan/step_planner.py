@@ -148,8 +148,12 @@ class StepPlanner:
         return Sweep(self.planner, problem, tuple(compact(self.step, plan) for plan in plans))
 
     def bound_ns(self, memory: str | int | None = None) -> int | None:
-        """Return a lower bound in ns on the step time of all policies that fit; None if none can fit."""
-        return self.planner.bound_ns(make_problem(self.step, memory, self.allow))
+        """Return a lower bound in ns on the step time of all policies that fit; None if none can fit.
+
+        It counts no fragments: a plan may leave fewer than are assumed before it is replayed.
+        """
+        problem = make_problem(self.step, memory, self.allow)
+        return self.planner.bound_ns(replace(problem, budget_bytes=find_budget(self.step, memory)[0]))
 
 
 def restrict_to_compilable(step: LoadedStep, allow: Allow) -> Allow:

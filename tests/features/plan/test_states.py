@@ -12,7 +12,7 @@ from mindswap.features.plan.states_planner import StatesPlanner
 from mindswap.features.step import Step
 from mindswap.planner.lower_bound import least_budget_bytes
 from mindswap.planner.pins import read_pin
-from mindswap.planner.problem import Allow
+from mindswap.planner.problem import Allow, Objective
 from mindswap.policy.model import Policy
 from tests.planner.test_checked_plans import recorded_step
 
@@ -136,3 +136,26 @@ def test_figures_are_those_of_the_states(step):
     assert size_bytes == max(static.host_bytes for static in moved.static) > 0
     assert max(static.optimizer_bytes for static in moved.static) == 0
     assert copy_ns > 0
+
+
+def test_states_that_cannot_leave_the_host_stay_there(step, tmp_path):
+    text = "optimizer: &a {type: AdamW, swap: True}\nb: *a"
+    path = tmp_path / "x.yaml"
+    path.write_text(text, encoding="utf-8")
+    settings = replace(step.model.settings, is_state_offloaded=True)
+    moved = replace(step, document=parse_document(text, str(path)), path=path, model=step.model.with_settings(settings))
+    planner = StatesPlanner(moved)
+    assert planner.obstacle.startswith("optimizer.swap cannot be written: ")
+    with pytest.raises(PlanError, match=r"--pin optimizer=keep: .*\n    allowed: optimizer=swap"):
+        StatesPlanner(moved, pins=[read_pin("optimizer=keep")])
+
+
+@pytest.mark.long
+def test_bounds_hold_for_both_places_where_one_is_planned(step, budget_bytes):
+    stopped = StatesPlanner(step).plan(budget_bytes, Objective.MEMORY)
+    alone = StepPlanner(step).plan(budget_bytes, Objective.MEMORY).plan
+    assert stopped.plan.lower_bound_ns is not None and stopped.plan.lower_bound_ns <= (
+        StepPlanner(with_states(step, True)).bound_ns(budget_bytes) or 0
+    )
+    size_bytes, _ = states_on_host(step.model)
+    assert stopped.plan.least_budget_bytes == alone.least_budget_bytes - size_bytes

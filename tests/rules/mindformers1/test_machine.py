@@ -205,6 +205,17 @@ def test_the_limit_leaves_memory_on_a_die_of_a3_and_on_a_card_of_the_users_own(t
     assert found(text % ("23GB", "cpu")) == found(text % ("23GB", "generic")) == []
 
 
+@pytest.mark.parametrize("content", ["64GiB", ".inf", ".nan", "[1, 2]", "{value: x}", None])
+def test_a_device_file_that_cannot_be_used_is_left_to_those_who_use_it(tmp_path, content):
+    text = '{context: {max_device_memory: "58GB"}, use_parallel: False, mindswap: {device: %s}}'
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(
+        b"\xff\xfe" if content is None else f"device_memory_gib: {content}\nusable_memory_gib: 20\n".encode()
+    )
+    assert "unmanaged-device-memory" not in found(text % path)
+    assert "unmanaged-device-memory" not in found(text % ("x" * 300))
+
+
 def test_buffers_of_the_section_mindswap_count():
     text = '{context: {max_device_memory: "57GB"}, %s, mindswap: {hccl_buffer: %s}}'
     assert found(text % (PIPELINE, "200MiB")) == []
