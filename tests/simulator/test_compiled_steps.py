@@ -156,13 +156,15 @@ def test_what_a_layer_saves_is_kept_swapped_or_recomputed(name, settings, policy
 @EVERY_STEP
 @EVERY_SETTING
 def test_copies_are_those_of_each_layer_in_each_micro_batch(name, settings):
-    """The host holds the copies of one micro-batch at a time where there is one stage."""
+    """With one stage the host holds the copies of one micro-batch at a time, and the states that are there."""
     step = simulate(name, settings, SWAP)
     num_micro_batches = SETTINGS[settings].num_micro_batches
     swapped_bytes = sum(layer.swapped_bytes for layer in step.layers)
     assert sum(stage.swapped_bytes for stage in step.stages) == swapped_bytes * num_micro_batches > 0
     if len(step.stages) == 1:
-        assert step.stages[0].host_bytes == swapped_bytes
+        states_bytes = make_model(name, settings).static[0].host_bytes
+        assert bool(states_bytes) == SETTINGS[settings].is_state_offloaded
+        assert step.stages[0].host_bytes == swapped_bytes + states_bytes
 
 
 @EVERY_STEP
