@@ -22,8 +22,9 @@ class BuildWithHook(build_py):
             self.copy_file(str(HOOK), str(Path(self.build_lib, HOOK)), preserve_mode=False)
 
     def get_outputs(self, include_bytecode=True):
-        """Return the files of the package, and the hook."""
-        return [*super().get_outputs(include_bytecode), str(Path(self.build_lib, HOOK))]
+        """Return the files of the package, and the hook unless `run` leaves it out."""
+        hook = [] if self.editable_mode else [str(Path(self.build_lib, HOOK))]
+        return [*super().get_outputs(include_bytecode), *hook]
 
 
 class EditableWithHook(editable_wheel):
