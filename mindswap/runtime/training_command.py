@@ -9,6 +9,7 @@ from pathlib import Path
 from mindswap.config.nodes import Document
 from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
+from mindswap.config.step_settings import read_device_target
 from mindswap.config.weight_sharding import SEMI_AUTO_MODES
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.formats.mindformers2.tables import refuse_pynative
@@ -85,6 +86,15 @@ def find_option(options: list[str], name: str) -> str | None:
             raise LaunchError(f"{name}: its value is missing\n    fix:     {name} VALUE")
         last_value = value if equals else following[0]
     return last_value
+
+
+def find_device_target(document: Document, options: list[str]) -> str:
+    """Return the device target of a training: `--device_target`, else that of the YAML, else Ascend.
+
+    Raises:
+        LaunchError: if the option has no value.
+    """
+    return find_option(options, "--device_target") or read_device_target(document)
 
 
 # Checks of the configuration before any worker starts.

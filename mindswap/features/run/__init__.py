@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindswap.config.nodes import Document
-from mindswap.config.step_settings import ASCEND, is_on_cpu, read_device_target
+from mindswap.config.step_settings import ASCEND, is_on_cpu
 from mindswap.errors import LaunchError
 from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format
 from mindswap.rules.machine.software import count_cards, has_cards, require_mindformers
-from mindswap.runtime.training_command import Training, find_option, load_trainable, parse_training
+from mindswap.runtime.training_command import Training, find_device_target, load_trainable, parse_training
 from mindswap.system.children import hold_lifeline
 from mindswap.system.collector import collector_disabled
 
@@ -111,12 +111,13 @@ def _quiet_cpu(document: Document) -> None:
 def hint_after_failure(document: Document, options: list[str]) -> str:
     """Return advice after a failed training on a CPU, or without an Ascend device; "" if neither is the cause."""
     if find_format(document) is ConfigFormat.PYNATIVE:
-        has_kernels = find_option(options, "--device_target") != "CPU" or document.value("mindswap", "cpu_stand_ins")
+        is_on_device = find_device_target(document, options) != "CPU"
+        has_kernels = is_on_device or document.value("mindswap", "cpu_stand_ins")
         fix = "mindswap: {cpu_stand_ins: True}, a dense model, parameters of type float32"
         return (
             cards_missing(document, options) if has_kernels else f"a CPU lacks kernels of the network\n    fix: {fix}"
         )
-    if _target(document, options) == "CPU":
+    if find_device_target(document, options) == "CPU":
         nodes = {path: document.get(*path) for path in ON_CPU}
         missing = [path for path, value in ON_CPU.items() if (node := nodes[path]) is None or node.value is not value]
         keys = ", ".join(f"{'.'.join(path)}: {ON_CPU[path]}" for path in missing)
@@ -128,13 +129,9 @@ def hint_after_failure(document: Document, options: list[str]) -> str:
     return cards_missing(document, options)
 
 
-def _target(document: Document, options: list[str]) -> str:
-    return find_option(options, "--device_target") or read_device_target(document)
-
-
 def cards_missing(document: Document, options: list[str]) -> str:
     """Return a message if the training is for Ascend but the machine has no Ascend device; "" otherwise."""
-    if _target(document, options) != ASCEND or has_cards() or count_cards():
+    if find_device_target(document, options) != ASCEND or has_cards() or count_cards():
         return ""
     return (
         "no Ascend card was found here (no npu-smi, no /dev/davinci*), and the training is for Ascend\n"

@@ -165,6 +165,23 @@ def test_a_failed_training_on_a_cpu_says_what_it_takes_there():
     assert training.hint_after_failure(document(ready), []) == ""
 
 
+@pytest.mark.parametrize(
+    ("section", "options", "has_hint"),
+    [
+        ("context: {device_target: CPU}", [], True),
+        ("seed: 0", ["--device_target", "CPU"], True),
+        ("context: {device_target: CPU}\nmindswap: {cpu_stand_ins: True}", [], False),
+        ("context: {device_target: CPU}", ["--device_target", "Ascend"], False),
+    ],
+)
+def test_of_a_configuration_of_mindformers_2x_the_device_is_that_of_the_option_or_the_file(
+    section, options, has_hint, monkeypatch
+):
+    monkeypatch.setattr(training, "has_cards", lambda: True)
+    text = f"training: {{steps: 1}}\nparallelism: {{}}\n{section}"
+    assert ("a CPU lacks kernels" in training.hint_after_failure(document(text), options)) is has_hint
+
+
 def test_with_cards_the_failure_speaks_for_itself(monkeypatch):
     monkeypatch.setattr(training, "has_cards", lambda: True)
     assert training.hint_after_failure(document("seed: 0"), []) == ""
