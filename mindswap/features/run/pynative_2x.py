@@ -1,6 +1,5 @@
 """Run a training of MindFormers 2.x (PyNative) with the plugin."""
 
-import os
 import runpy
 import sys
 from dataclasses import dataclass
@@ -8,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.config.nodes import Document
-from mindswap.config.step_settings import ASCEND
 from mindswap.errors import LaunchError
-from mindswap.features.dryrun import record_own_swap_step, require_mindformers_2x, require_valid_2x
+from mindswap.features.dryrun import (
+    record_own_swap_step,
+    require_mindformers_2x,
+    require_valid_2x,
+)
+from mindswap.features.run.options_2x import count_processes, refuse_without_effect, set_output_folder, trainer_data
 from mindswap.policy.formats.mindformers2.effect import compute_effect
 from mindswap.policy.formats.mindformers2.read import find_mtp_layers, find_num_layers_2x, read_pynative
 from mindswap.policy.formats.mindformers2.tables import load_model
 from mindswap.pynative.trace import Trace
-from mindswap.runtime.training_command import Training, find_option
-
-# Options of `run_mindformer.py` that this entry knows.
-KNOWN_OPTIONS = ("--config", "--device_target", "--mode", "--run_mode", "--use_parallel", "--output_dir")
+from mindswap.runtime.training_command import Training, find_device_target, find_option
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class PynativeTraining:
             return
         from mindswap.adapters.pynative.trainer_entry import train
 
-        train({name: value for name, value in self.document.data().items() if name != "mindswap"})
+        train(trainer_data(self.document, self.options))
 
 
 def prepare_training_2x(document: Document, training: Training) -> PynativeTraining:
@@ -50,16 +50,20 @@ def prepare_training_2x(document: Document, training: Training) -> PynativeTrain
 
     Raises:
         PolicyError: the configuration has errors, or this Python has no MindFormers 2.x.
-        LaunchError: an option is unknown.
+        LaunchError: an option or its value would have no effect, or HyperParallel is missing for several processes.
     """
+    if training.script is None:
+        refuse_without_effect(document, training.options)
     require_valid_2x(document)
     require_mindformers_2x(document)
-    device = _device(document, training)
+    device = find_device_target(document, training.options)
     trace = _recorded_step(document, device)
+    if training.script is None:
+        set_output_folder(training.options)
     from mindswap.adapters.pynative.trainer_entry import prepare_device
 
     uses_stand_in = prepare_device(device, document.value("mindswap", "cpu_stand_ins") is True)
-    if uses_stand_in and int(os.environ.get("RANK_SIZE", "1")) > 1:
+    if uses_stand_in and count_processes() > 1:
         raise LaunchError("several processes of MindFormers 2.x need HyperParallel, which this Python does not have")
     from mindswap.adapters.pynative.plugin_2x import Session2x, install
 
@@ -69,20 +73,6 @@ def prepare_training_2x(document: Document, training: Training) -> PynativeTrain
     session = Session2x(effect, str(output_dir), document.value("mindswap", "audit_swap") is True, trace)
     install(session)
     return PynativeTraining(document, training.script, training.options, session)
-
-
-def _device(document: Document, training: Training) -> str:
-    if training.script is None:
-        names = [word.partition("=")[0] for word in training.options if word.startswith("--")]
-        unknown = [name for name in names if name not in KNOWN_OPTIONS]
-        if unknown:
-            raise LaunchError(
-                f"{unknown[0]}: no option of `mindswap run` for a configuration of MindFormers 2.x\n"
-                f"    allowed: {', '.join(KNOWN_OPTIONS)}\n"
-                "    fix:     set it in the YAML, or pass the run_mindformer.py of MindFormers 2.x as script"
-            )
-    stated = find_option(training.options, "--device_target") or document.value("context", "device_target")
-    return str(stated or ASCEND)
 
 
 def _recorded_step(document: Document, device: str) -> Trace | None:

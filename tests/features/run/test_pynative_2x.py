@@ -65,6 +65,7 @@ def train(folder: Path, mindswap: dict) -> str:
     words = ["-m", "mindswap", "run", "--config", str(file), "--device_target", "CPU", "--output_dir", str(folder)]
     ended = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    assert not (folder / "output").exists() and (folder / "log").is_dir()  # logs of MindFormers, below --output_dir
     return ended.stdout + ended.stderr
 
 
