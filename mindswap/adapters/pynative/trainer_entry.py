@@ -8,25 +8,21 @@ from mindswap.adapters.pynative.hyper_parallel_stand_in import install_unless_pr
 from mindswap.adapters.pynative.trainer_dry_run import name_device_of_empty_cells
 
 
-def prepare_device(device: str, has_cpu_stand_ins: bool) -> bool:
+def prepare_device(device: str, has_cpu_stand_ins: bool) -> None:
     """Prepare this process for the trainer, before MindFormers' trainer is imported.
 
     Args:
         device: `CPU` or `Ascend`.
         has_cpu_stand_ins: replace operators without a CPU kernel.
-
-    Returns:
-        Whether mindswap's stand-in for HyperParallel is used, which is for one process.
     """
     ms.set_device(device)
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    uses_stand_in = install_unless_present()
+    install_unless_present()
     name_device_of_empty_cells(device)
     if device == "CPU" and has_cpu_stand_ins:
         from mindswap.adapters.pynative.cpu_kernels_2x import replace_cpu_kernels
 
         replace_cpu_kernels()
-    return uses_stand_in
 
 
 def train(config: dict[str, Any]) -> None:

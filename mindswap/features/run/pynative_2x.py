@@ -1,5 +1,6 @@
 """Run a training of MindFormers 2.x (PyNative) with the plugin."""
 
+import importlib.util
 import runpy
 import sys
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 from mindswap.config.nodes import Document
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun import (
+    PARALLEL_KEYS,
     record_own_swap_step,
     require_mindformers_2x,
     require_valid_2x,
@@ -56,15 +58,14 @@ def prepare_training_2x(document: Document, training: Training) -> PynativeTrain
         refuse_without_effect(document, training.options)
     require_valid_2x(document)
     require_mindformers_2x(document)
+    _require_hyper_parallel()
     device = find_device_target(document, training.options)
-    trace = _recorded_step(document, device)
+    trace = recorded_step(document, device)
     if training.script is None:
         set_output_folder(training.options)
     from mindswap.adapters.pynative.trainer_entry import prepare_device
 
-    uses_stand_in = prepare_device(device, document.value("mindswap", "cpu_stand_ins") is True)
-    if uses_stand_in and count_processes() > 1:
-        raise LaunchError("several processes of MindFormers 2.x need HyperParallel, which this Python does not have")
+    prepare_device(device, document.value("mindswap", "cpu_stand_ins") is True)
     from mindswap.adapters.pynative.plugin_2x import Session2x, install
 
     num_mtp_layers, num_layers = find_mtp_layers(document), find_num_layers_2x(document)
@@ -75,9 +76,32 @@ def prepare_training_2x(document: Document, training: Training) -> PynativeTrain
     return PynativeTraining(document, training.script, training.options, session)
 
 
-def _recorded_step(document: Document, device: str) -> Trace | None:
-    """Return the step that the swap follows from the first pass on; on a CPU the first pass is recorded."""
+def _require_hyper_parallel() -> None:
+    """Require HyperParallel if there are several processes; mindswap's stand-in is for one."""
+    num_processes = count_processes()
+    if num_processes > 1 and importlib.util.find_spec("hyper_parallel") is None:
+        raise LaunchError(
+            f"RANK_SIZE is {num_processes}: several processes of MindFormers 2.x need HyperParallel, which this Python "
+            "does not have\n"
+            "    allowed: 1\n"
+            "    fix:     build release 1.0.0 of github.com/mindspore-ai/hyper-parallel (PyPI does not have it)"
+        )
+
+
+def recorded_step(document: Document, device: str) -> Trace | None:
+    """Record the step that the swap follows from the first pass on, in a dry run.
+
+    Args:
+        document: a configuration of MindFormers 2.x.
+        device: device target.
+
+    Returns:
+        The step; None if there is no swap of mindswap, or the training records its own first pass: on a CPU, and where
+        several ranks share a network, because the dry run is one rank with all of it.
+    """
     settings = read_pynative(document, None)
     if device == "CPU" or not (settings.is_own_engine and settings.is_swap_enabled):
+        return None
+    if count_processes() > 1 or any(document.count("parallelism", key) > 1 for key in PARALLEL_KEYS):
         return None
     return record_own_swap_step(document)

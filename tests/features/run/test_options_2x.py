@@ -6,7 +6,7 @@ import yaml
 from mindswap import cli
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
-from mindswap.features.run import options_2x
+from mindswap.features.run import options_2x, pynative_2x
 from mindswap.features.run.options_2x import refuse_without_effect, trainer_data
 from tests.features.dryrun.test_trainer_on_backend import SMALL
 
@@ -70,3 +70,24 @@ def test_checkpoints_go_to_the_output_folder_unless_the_file_has_a_path(tmp_path
     data = trainer_data(stated, options)
     assert data["checkpoint"] == {"save_path": "elsewhere"} and "mindswap" not in data
     assert trainer_data(stated, []) == {name: value for name, value in stated.data().items() if name != "mindswap"}
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "num_ranks", "is_recorded"),
+    [
+        ({}, 1, True),
+        ({"tensor_parallel": 2}, 1, False),
+        ({"context_parallel": 2}, 1, False),
+        ({"pipeline_parallel": 2}, 1, False),
+        ({}, 2, False),
+    ],
+)
+def test_a_step_is_recorded_before_the_training_only_if_one_process_has_all_of_it(
+    parallelism, num_ranks, is_recorded, tmp_path, monkeypatch
+):
+    """The recording itself, half a minute, is in tests/features/dryrun/test_trainer_on_backend.py."""
+    monkeypatch.setenv("RANK_SIZE", str(num_ranks))
+    monkeypatch.setattr(pynative_2x, "record_own_swap_step", lambda document: "recorded")
+    document = changed(tmp_path, {"parallelism": parallelism, **OWN})
+    assert pynative_2x.recorded_step(document, "Ascend") == ("recorded" if is_recorded else None)
+    assert pynative_2x.recorded_step(document, "CPU") is None

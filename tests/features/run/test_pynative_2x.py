@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mindswap import cli
+from mindswap.features.run import pynative_2x
 from tests.features.dryrun.test_trainer_on_backend import SMALL, has_mindformers_2x
 
 pytestmark = [
@@ -81,3 +83,13 @@ def test_with_the_own_engine_losses_and_norms_are_those_without_swap_in_every_di
     assert report["is_as_predicted"] and report["num_passes"] == NUM_STEPS - 1
     assert report["offloaded_bytes"] == report["prefetched_bytes"] > 0
     assert report["peak_device_bytes"] < report["peak_without_swap_bytes"]
+
+
+def test_several_processes_without_hyper_parallel_are_refused_before_anything_is_recorded(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("RANK_SIZE", "2")
+    monkeypatch.setattr(pynative_2x, "recorded_step", lambda document, device: pytest.fail("recorded"))
+    file = small_model(tmp_path, {"swap_engine": "mindswap"})
+    assert cli.main(["run", "--config", str(file)]) == 1
+    assert "RANK_SIZE is 2: several processes of MindFormers 2.x need HyperParallel" in capsys.readouterr().err
