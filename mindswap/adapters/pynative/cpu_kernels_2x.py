@@ -88,8 +88,8 @@ def _like_filled_with(value: int):
 
 
 def _arange(start=0, end=None, step=1, *, dtype=None):
-    bounds = (0, start) if end is None else (start, end)
-    return _on_device(np.arange(*bounds, step), dtype)
+    first, limit = (0, start) if end is None else (start, end)
+    return _on_device(np.arange(first, limit, step), dtype)
 
 
 def _on_device(values: np.ndarray, dtype: Any):
