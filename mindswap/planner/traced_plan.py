@@ -60,7 +60,8 @@ def plan_traced(problem: PlanProblem, progress: Progress = lambda: None) -> Plan
 
     Args:
         problem: problem of a `TracedStepModel`.
-        progress: called after each simulation; may raise `Stop`, then the best policy so far is the plan.
+        progress: called after the baselines and each further simulation; may raise `Stop`, then the best policy so far
+            is the plan.
     """
     interruptible = Interruptible(progress)
     search = _ActionSearch(problem, interruptible)
@@ -128,12 +129,13 @@ class _ActionSearch:
         return self.problem.model
 
     def run(self) -> None:
-        """Evaluate the baselines and the candidates."""
+        """Evaluate the baselines, which a stop does not leave out, and the candidates."""
         for policy in self._common().values():
-            self._fits(policy)
+            self._evaluate(policy)
         if self._fits(Policy(is_swap_enabled=True)):
             return
         with suppress(Stop):
+            self.progress()
             singles = [single for action in find_actions(self.model, self.problem) if (single := self._single(action))]
             singles.sort(key=lambda single: self.rank(single[1]))
             best = self._different([action for action, _ in singles])
@@ -193,9 +195,12 @@ class _ActionSearch:
 
     def _fits(self, policy: Policy) -> bool:
         if policy not in self.evaluated:
-            self.evaluated[policy] = Candidate.of(self.problem, policy, evaluate(self.problem, policy))
+            self._evaluate(policy)
             self.progress()
         return self.evaluated[policy].fits(self.problem.budget_bytes)
+
+    def _evaluate(self, policy: Policy) -> None:
+        self.evaluated[policy] = Candidate.of(self.problem, policy, evaluate(self.problem, policy))
 
     def _different(self, actions: Sequence[Action]) -> list[Action]:
         """Return the best actions, each cell once; a swap and a recompute of whole layers are always among them."""

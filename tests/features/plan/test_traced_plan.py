@@ -8,9 +8,11 @@ import pytest
 from mindswap import cli
 from mindswap.config.parse import parse_document
 from mindswap.config.source import load_document
+from mindswap.features.plan import make_plan
 from mindswap.features.plan.pynative import added_chunks, with_chunks
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
+from mindswap.planner.solver.search import Stop
 from mindswap.policy.model import Policy
 from mindswap.rules.checker import check_pynative
 from tests.schema import answer_of
@@ -51,6 +53,15 @@ def test_a_plan_fits_and_is_written_as_it_was_simulated(run, tmp_path, trace, sa
     assert not check_pynative(load_document(target)).errors
     simulated = load_step(target, trace=trace).simulate()
     assert (simulated.peak_bytes, simulated.step_time_ns) == (planned["peak_bytes"], planned["step_time_ns"])
+
+
+def test_a_search_that_is_stopped_at_once_has_a_plan(trace):
+    def stop():
+        raise Stop
+
+    planned = make_plan(load_step(DATA / "qwen3_2x.yaml", trace=trace), f"{KEPT - 16 * MIB}B", progress=stop)
+    assert planned.plan.is_interrupted and planned.fits
+    assert planned.plan.num_evaluations == len(planned.plan.compared) - 1  # beside that of the file, the baselines
 
 
 def test_recompute_alone_does_not_swap(run, tmp_path):
