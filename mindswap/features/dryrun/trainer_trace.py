@@ -1,6 +1,7 @@
 """Record a step of a configuration of MindFormers 2.x with its own trainer, in MindSpore's dry run."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mindswap.config.nodes import Document
@@ -79,6 +80,8 @@ def record_own_swap_step(document: Document, report_status: StatusCallback = lam
 def graph_mode_text(document: Document) -> str:
     """Return the sizes and the optimizer in the form of MindFormers 1.9, which the readers of a trace understand.
 
+    Traces are handed to others: of the path of the file only its name is in the text.
+
     Args:
         document: a configuration of MindFormers 2.x.
     """
@@ -98,5 +101,5 @@ def graph_mode_text(document: Document) -> str:
     }
     if document.get("mindswap") is not None:
         data["mindswap"] = document.data()["mindswap"]
-    head = f"# from {document.file} of MindFormers 2.x, in the form of 1.9"
+    head = f"# from {Path(document.file).name} of MindFormers 2.x, in the form of 1.9"
     return "\n".join([head, *block_lines(data, 0, 2)]) + "\n"

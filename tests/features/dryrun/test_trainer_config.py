@@ -130,6 +130,12 @@ def test_a_trace_keeps_the_sizes_in_the_form_of_1_9():
     assert (settings.batch_size, settings.seq_length, settings.num_micro_batches) == (2, 8192, 4)
 
 
+def test_a_trace_does_not_tell_the_folders_of_its_writer():
+    data = document().data()
+    text = graph_mode_text(document_from_data(data, "/home/someone/secret/small.yaml"))
+    assert text.startswith("# from small.yaml of MindFormers 2.x") and "someone" not in text
+
+
 def test_layers_of_multi_token_prediction_count_as_layers_of_the_trace():
     read = parse_document(graph_mode_text(document(model={"num_nextn_predict_layers": 1})), "step.json")
     assert find_num_layers(read) == 9
