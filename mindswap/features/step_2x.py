@@ -11,7 +11,13 @@ from mindswap.config.nodes import Document, show
 from mindswap.config.parse import parse_document
 from mindswap.config.step_settings import read_step_settings
 from mindswap.errors import PlanError, PolicyError
-from mindswap.features.dryrun import find_left_out, record_trainer_step, trace_request
+from mindswap.features.dryrun import (
+    find_left_out,
+    graph_mode_text,
+    record_trainer_step,
+    recorder_versions,
+    trace_request,
+)
 from mindswap.features.simulate import LoadedStep
 from mindswap.graph.capture_cache import cached, make_key, open_data_cache
 from mindswap.policy.cell_tree import CellNode
@@ -21,7 +27,6 @@ from mindswap.policy.formats.mindformers2.tables import ConfigFormat, LayerPaths
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.pynative.trace import SCHEMA_VERSION, RecordedStep, dump_trace, load_trace
 from mindswap.rules.checker import PynativeCheck, check_pynative
-from mindswap.rules.machine.software import TRAINER_VERSIONS
 from mindswap.simulator.cost.device_costs import find_costs
 from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
 from mindswap.simulator.step_model import StepModel
@@ -108,14 +113,27 @@ def _recorded_step(document: Document, trace: str | None, use_cache: bool) -> tu
         report_status("recording a step of the trainer of MindFormers 2.x, once")
         return dump_trace(record_trainer_step(document, report_status))
 
-    key = make_key(
+    text = cached(open_data_cache() if use_cache else None, trace_key(document), {}, make)
+    # The trace may be that of a file with other micro-batches, or another section `mindswap`: neither is in the key.
+    recorded = replace(load_trace(text, document.file), config=graph_mode_text(document))
+    return recorded, parse_document(recorded.config, document.file)
+
+
+def trace_key(document: Document) -> str:
+    """Return the key of the recorded step of a configuration of MindFormers 2.x in the cache.
+
+    Args:
+        document: the configuration.
+
+    Raises:
+        GraphError: a size of the model is missing.
+        LaunchError: the batch cannot be distributed.
+    """
+    return make_key(
         question="trace of MindFormers 2.x",
-        versions=[SCHEMA_VERSION, RECORDER_VERSION, *TRAINER_VERSIONS],
+        versions=[SCHEMA_VERSION, RECORDER_VERSION, *recorder_versions()],
         request=repr(trace_request(document)),
     )
-    text = cached(open_data_cache() if use_cache else None, key, {}, make)
-    recorded = load_trace(text, document.file)
-    return recorded, parse_document(recorded.config, document.file)
 
 
 def model_of_trees(trees: tuple[CellNode, ...]) -> Model:

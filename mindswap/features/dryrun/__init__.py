@@ -33,8 +33,13 @@ from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun, stage_ru
 from mindswap.features.dryrun.trainer import dry_run_trainer, find_left_out
 from mindswap.features.dryrun.trainer_config import PARALLEL_KEYS, require_valid_2x
 from mindswap.features.dryrun.trainer_report import TrainerDryRun, trainer_dry_run_to_json
-from mindswap.features.dryrun.trainer_run import has_mindformers_2x, require_mindformers_2x
-from mindswap.features.dryrun.trainer_trace import record_own_swap_step, record_trainer_step, trace_request
+from mindswap.features.dryrun.trainer_run import has_mindformers_2x, recorder_versions, require_mindformers_2x
+from mindswap.features.dryrun.trainer_trace import (
+    graph_mode_text,
+    record_own_swap_step,
+    record_trainer_step,
+    trace_request,
+)
 from mindswap.features.simulate import LoadedStep
 from mindswap.policy.formats.mindformers2.tables import refuse_pynative
 from mindswap.report.html import in_notebook
@@ -47,9 +52,9 @@ from mindswap.units import format_count
 
 __all__ = [
     "PARALLEL_KEYS", "DryRun", "DryRunOptions", "DryRunReport", "StatusCallback", "StepDryRun", "TrainerDryRun",
-    "describe_basis", "dry_run_step", "dry_run_to_json", "dry_run_trainer", "find_left_out", "has_mindformers_2x",
-    "memory_limits", "record_own_swap_step", "record_trainer_step", "require_mindformers_2x", "require_valid_2x",
-    "run_stages", "trace_request", "trainer_dry_run_to_json",
+    "describe_basis", "dry_run_step", "dry_run_to_json", "dry_run_trainer", "find_left_out", "graph_mode_text",
+    "has_mindformers_2x", "memory_limits", "record_own_swap_step", "record_trainer_step", "recorder_versions",
+    "require_mindformers_2x", "require_valid_2x", "run_stages", "trace_request", "trainer_dry_run_to_json",
 ]  # fmt: skip
 
 NOT_INLINED_NOTE = (

@@ -107,6 +107,16 @@ def has_mindformers_2x() -> bool:
     return is_tried or (mindformers, mindspore) == TRAINER_VERSIONS
 
 
+def recorder_versions() -> tuple[str, str]:
+    """Return MindFormers and MindSpore whose step is recorded here, or taken from the cache: the installed ones.
+
+    A Python without MindFormers 2.x takes what one with the usual versions recorded.
+    """
+    if has_mindformers_2x():
+        return installed_version("mindformers"), installed_version("mindspore")
+    return TRAINER_VERSIONS
+
+
 def require_mindformers_2x(document: Document) -> None:
     """Require that this Python has MindFormers 2.x and a MindSpore on which its trainer runs.
 

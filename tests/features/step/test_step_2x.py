@@ -1,0 +1,60 @@
+"""Steps of files of MindFormers 2.x from the cache of recorded steps, without MindFormers."""
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mindswap.config.render import document_from_data
+from mindswap.features.dryrun import graph_mode_text
+from mindswap.features.step_2x import load_step_2x, trace_key
+from mindswap.graph.capture_cache import cached, open_data_cache
+from mindswap.pynative.trace import dump_trace, load_trace
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+def document(**sections):
+    data = yaml.safe_load((DATA / "qwen3_2x.yaml").read_text("utf-8"))
+    for name, section in sections.items():
+        data[name] = {**data.get(name, {}), **section}
+    return document_from_data(data, "small.yaml")
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """Put the recorded step of a document into a cache, as a first command does."""
+    monkeypatch.setenv("MINDSWAP_CACHE", str(tmp_path))
+    step = load_trace(gzip.decompress((DATA / "qwen3_2x_step.json.gz").read_bytes()).decode(), "step.json")
+
+    def store(recorded):
+        text = dump_trace(replace(step, config=graph_mode_text(recorded)))
+        cached(open_data_cache(), trace_key(recorded), {}, lambda: text)
+
+    return store
+
+
+def test_a_step_from_the_cache_has_the_micro_batches_and_the_device_of_its_own_file(record):
+    """Both files have one trace, as two micro-batches are recorded of any number."""
+    first = document(training={"global_batch_size": 4}, mindswap={"device": "generic"})
+    second = document(training={"global_batch_size": 64}, mindswap={"device": "atlas_800t_a2"})
+    assert trace_key(first) == trace_key(second)
+    record(first)
+    for recorded, count, device in ((first, 4, "generic"), (second, 64, "atlas_800t_a2")):
+        step = load_step_2x(recorded, None, None, {})
+        assert (step.model.settings.num_micro_batches, step.device.name) == (count, device)
+
+
+def test_what_another_version_recorded_is_not_taken(tmp_path, monkeypatch):
+    """The versions that count are those of the packages on `sys.path`, where another 2.x is tried."""
+    usual = trace_key(document())
+    for name, version in (("mindformers", "2.2.0"), ("mindspore", "2.11.0")):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert trace_key(document()) == usual  # no step is recorded with these
+    monkeypatch.setenv("MINDSWAP_ANY_VERSION", "1")
+    assert trace_key(document()) != usual
