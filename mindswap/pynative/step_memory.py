@@ -78,20 +78,6 @@ class StepMemory:
         }
 
 
-def step_memory_from_data(data: Mapping[str, Any]) -> StepMemory:
-    """Return the step of `StepMemory.to_data`; raises KeyError, TypeError or ValueError if it is damaged."""
-    blocks = tuple(
-        MemoryBlock(size, begin, end, tuple(uses), memory) for size, begin, end, uses, memory in data["blocks"]
-    )
-    return StepMemory(
-        tuple(Task(*row) for row in data["tasks"]),
-        blocks,
-        data["weight_bytes"],
-        data["state_bytes"],
-        data["peak_bytes"],
-    )
-
-
 # Reading of a dry run.
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from mindswap.errors import DataError
 from mindswap.policy.cell_tree import CellNode
-from mindswap.pynative.step_memory import StepMemory, step_memory_from_data
+from mindswap.pynative.step_memory import MemoryBlock, StepMemory, Task
+from mindswap.pynative.trace_indices import require_memory_indices, require_trace_indices
 
 HELD = "held"  # protection of a storage that other code still references at the end of forward
 
@@ -25,6 +26,11 @@ class EventKind(Enum):
     FORWARD_END = "forward end"
     BACKWARD_BEGIN = "backward begin"
     READ = "read"  # backward reads a saved tensor
+
+    @property
+    def is_of_save(self) -> bool:
+        """Return whether the index of an event is that of a save."""
+        return self in (EventKind.SAVE, EventKind.READ)
 
 
 BACKWARD_KINDS = (EventKind.BACKWARD_BEGIN, EventKind.READ)  # the first of them ends forward
@@ -115,9 +121,7 @@ class Trace:
         """
         chosen = frozenset(layers)
         return tuple(
-            event
-            for event in self.events
-            if event.kind not in (EventKind.SAVE, EventKind.READ) or self.saves[event.index].layer_index in chosen
+            event for event in self.events if not event.kind.is_of_save or self.saves[event.index].layer_index in chosen
         )
 
 
@@ -198,7 +202,8 @@ def load_trace(text: str, file: str) -> RecordedStep:
         layers = tuple(_layer(tree) for tree in data["layers"])
         if trace.num_layers != len(layers):
             raise ValueError(f"num_layers is {trace.num_layers!r:.60}, and there are {len(layers)} layers")
-        memory = step_memory_from_data(data["memory"]) if "memory" in data else None
+        require_trace_indices(trace)
+        memory = _step_memory(data["memory"], len(operators)) if "memory" in data else None
         return RecordedStep(trace, layers, data["config"], dict(data["versions"]), tuple(data["notes"]), memory)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: the trace is damaged: {error!r}") from error
@@ -213,6 +218,21 @@ def _operator(row: list[Any]) -> Operator:
 def _value(row: list[Any]) -> Value:
     memory, size_bytes, shape, dtype, weight, copy_of = row
     return Value(memory, size_bytes, tuple(shape), dtype, weight, copy_of)
+
+
+def _step_memory(data: dict[str, Any], num_operators: int) -> StepMemory:
+    """Return the step of `StepMemory.to_data`."""
+    memory = StepMemory(
+        tasks=tuple(Task(*row) for row in data["tasks"]),
+        blocks=tuple(
+            MemoryBlock(size, begin, end, tuple(uses), memory) for size, begin, end, uses, memory in data["blocks"]
+        ),
+        weight_bytes=data["weight_bytes"],
+        state_bytes=data["state_bytes"],
+        peak_bytes=data["peak_bytes"],
+    )
+    require_memory_indices(memory, num_operators)
+    return memory
 
 
 def _tree(node: CellNode) -> list[Any]:
