@@ -1,10 +1,12 @@
 """Index of a tracked step: where each layer runs, and which saved tensors backward reads for which operators."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
+from mindswap.errors import DataError
 from mindswap.pynative.step_memory import BACKWARD, FORWARD, NO_OPERATOR, POOL_EXTRA_BYTES, MemoryBlock, StepMemory
 from mindswap.pynative.trace import EventKind, Operator, Trace
 
@@ -73,6 +75,9 @@ class StepIndex:
         forward_tasks: tasks of each (micro-batch, operator) in forward.
         blocks: facts of each block.
         weight_views: saved views of weights.
+
+    Raises:
+        DataError: the tracked step has no task of a layer in a pass, of which operators are recorded.
     """
 
     def __init__(self, trace: Trace, memory: StepMemory):
@@ -95,6 +100,7 @@ class StepIndex:
                 first = number if known is None else known.first
                 spans[task.phase][task.micro_batch, layer] = TaskSpan(first, number)
         self.forward_spans, self.backward_spans = spans[FORWARD], spans[BACKWARD]
+        self._require_spans(spans)
         self.weight_views = tuple(self._weight_views())
         reads, self._storages, self._producers = self._reads(), self._storages_by_memory(), self._makers()
         self.blocks = tuple(self._facts(block, reads) for block in memory.blocks)
@@ -113,6 +119,18 @@ class StepIndex:
     def is_size_of(self, block: int, size_bytes: int) -> bool:
         """Return whether a block can be that of a storage of a size."""
         return 0 <= self.memory.blocks[block].size_bytes - size_bytes <= POOL_EXTRA_BYTES
+
+    def _require_spans(self, spans: Mapping[str, Mapping[tuple[int, int], TaskSpan]]) -> None:
+        """Check that each micro-batch runs all layers: without backward are those that train nothing."""
+        recorded = {(operator.layer_index, operator.is_forward) for operator in self.trace.operators}
+        for micro_batch, layer in product(range(self.num_micro_batches), range(self.num_layers)):
+            for phase, is_forward in ((FORWARD, True), (BACKWARD, False)):
+                is_run = is_forward or (layer, False) in recorded
+                if is_run and (micro_batch, layer) not in spans[phase]:
+                    raise DataError(
+                        f"the tracked step has no operator of layer {layer} in {phase} of micro-batch {micro_batch}\n"
+                        "    fix:     report this with the configuration"
+                    )
 
     def _weight_views(self) -> Iterator[WeightView]:
         known: set[int] = set()

@@ -150,7 +150,8 @@ class _Scheduler:
                 for task in self.index.forward_tasks[micro_batch, operator]
                 if not path or task <= last  # a cell stops after the last tensor that it saves
             )
-            regions[key] = _Region(layer, tasks, min(task for _, task in reads))
+            if tasks:  # the alignment may lack some; then the cell stays as tracked
+                regions[key] = _Region(layer, tasks, min(task for _, task in reads))
         return regions
 
     def _order_tasks(self) -> None:

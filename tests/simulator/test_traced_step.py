@@ -1,17 +1,23 @@
 """Simulated memory of a recorded step of MindFormers 2.1.0 against dry runs of the same configuration."""
 
 import gzip
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from mindswap.config.parse import parse_document
 from mindswap.config.step_settings import read_step_settings
+from mindswap.errors import DataError
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.pynative.trace import dump_trace, load_trace
+from mindswap.pynative.step_memory import FORWARD, NO_OPERATOR
+from mindswap.pynative.trace import Operator, dump_trace, load_trace
 from mindswap.simulator.cost.device_costs import find_costs
 from mindswap.simulator.memory_parts import MemoryPart
+from mindswap.simulator.program import OpKind
 from mindswap.simulator.summary import measure_layers, measure_stages
 from mindswap.simulator.traced_step import TracedStepModel
 from mindswap.steps.recorded import capture_of
@@ -37,7 +43,10 @@ def recorded():
 
 @lru_cache(maxsize=1)
 def traced_model():
-    step = recorded()
+    return model_of(recorded())
+
+
+def model_of(step):
     source = parse_document(step.config, "step.json")
     costs = find_costs([source], "atlas_800t_a2", {})
     return TracedStepModel(step, capture_of(step), costs, read_step_settings(source))
@@ -93,3 +102,45 @@ def test_cells_that_save_much_can_be_named_in_a_plan():
     assert traced_model().saving_cells(1001) == []
     assert traced_model().has_cell(0, "") and traced_model().has_cell(3, "mlp.linear_fc1")
     assert not traced_model().has_cell(0, "mlp.experts") and not traced_model().has_cell(0, "mlp.mul")
+
+
+def unaligned(is_lost: Callable[[Operator], bool]):
+    """The step as if the alignment had found no task of some operators in forward."""
+    step = recorded()
+    tasks = [
+        replace(task, operator=NO_OPERATOR)
+        if task.phase == FORWARD and task.operator != NO_OPERATOR and is_lost(step.trace.operators[task.operator])
+        else task
+        for task in step.memory.tasks
+    ]
+    return replace(step, memory=replace(step.memory, tasks=tuple(tasks)))
+
+
+def test_a_cell_that_the_alignment_did_not_find_stays_as_tracked():
+    model = model_of(unaligned(lambda operator: operator.layer_index == 1 and operator.path[0] == "mlp"))
+    one = Policy(is_swap_enabled=True, select_recompute=(OpRecompute("mlp", Layers(1)),))
+    more = Policy(is_swap_enabled=True, select_recompute=(OpRecompute("mlp", Layers(0, 1)),))
+    assert not (model.program(one).ops.kind == OpKind.RECOMPUTE).any()
+    assert (model.program(more).ops.kind == OpKind.RECOMPUTE).any()
+    assert model.simulate(one).peak_bytes == model.simulate(KEEP).peak_bytes
+
+
+def test_a_layer_that_the_alignment_did_not_find_is_an_error():
+    with pytest.raises(DataError, match="no operator of layer 2 in forward of micro-batch 0"):
+        model_of(unaligned(lambda operator: operator.layer_index == 2))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gaps_of_the_alignment_break_no_policy(seed):
+    """Up to a tenth of the operators may be without a task, here runs of 1, 5 and 30."""
+    step, random = recorded(), Random(seed)
+    num_operators, lost = len(step.trace.operators), set()
+    while len(lost) < 0.07 * num_operators:
+        begin = random.randrange(num_operators)
+        lost.update(range(begin, begin + random.choice([1, 5, 30])))
+    tasks = [replace(task, operator=NO_OPERATOR) if task.operator in lost else task for task in step.memory.tasks]
+    model = model_of(replace(step, memory=replace(step.memory, tasks=tuple(tasks))))
+    cells = ("mlp.linear_fc1", "self_attention.core_attention", "input_layernorm")
+    few = Policy(is_swap_enabled=True, select_recompute=tuple(OpRecompute(cell, ALL) for cell in cells))
+    for policy in (*MEASURED, few):
+        assert model.simulate(policy).peak_bytes > model.static[0].total_bytes
