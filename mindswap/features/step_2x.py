@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,15 +79,7 @@ def load_step_2x(
     checked = check_pynative(document, None, model_of_trees(recorded.layers))
     _require_no_errors(checked)
     costs = find_costs([document, source], device, overrides)
-    name, other_name = _architecture(document), _architecture(source)
-    caveats = []
-    if name and other_name and name != other_name:
-        caveats.append(f"the trace is of {other_name}, this file of {name}: equal sizes, another model")
-    if checked.effect.settings.is_comm_enabled:
-        caveats.append("recompute_comm stays as it is: a trace of one rank has no communication")
-    if left_out := find_left_out(document, None):
-        names = ", ".join(f"{name}: {value}" for name, value in left_out.items())
-        caveats.append(f"one rank with everything: {names} is left out, so each rank of the file holds less")
+    caveats = list(_caveats(document, source, checked.effect))
     captured = capture_of(recorded)
     captured = replace(captured, notes=(*captured.notes, *caveats))
     settings = read_step_settings(source)
@@ -96,6 +88,23 @@ def load_step_2x(
     else:
         model = TracedStepModel(recorded, captured, costs, settings, caveats)
     return LoadedStep(document, policy_of_effect(checked.effect), model, None, Path(document.file))
+
+
+def _caveats(document: Document, source: Document, effect: SettingsEffect) -> Iterator[str]:
+    """Yield what of a configuration is not simulated as it is."""
+    name, other_name = _architecture(document), _architecture(source)
+    if name and other_name and name != other_name:
+        yield f"the trace is of {other_name}, this file of {name}: equal sizes, another model"
+    if effect.settings.is_comm_enabled:
+        yield "recompute_comm stays as it is: a trace of one rank has no communication"
+    if effect.settings.is_own_engine and effect.swaps_anything:
+        yield (
+            "mindswap.swap_engine: mindswap is simulated as the swap of MindFormers: of layer_swap the first entry, "
+            "one default_prefetch for all, and the last layers stay; mindswap dryrun runs the swap of the file"
+        )
+    if left_out := find_left_out(document, None):
+        names = ", ".join(f"{name}: {value}" for name, value in left_out.items())
+        yield f"one rank with everything: {names} is left out, so each rank of the file holds less"
 
 
 def _require_no_errors(checked: PynativeCheck) -> None:

@@ -75,7 +75,10 @@ class TracedStepModel(StepModel):
         captured: the same step as a graph.
         costs: durations of operators, and the device with its links.
         settings: micro-batches and batch size.
-        caveats: what is not modelled, as text, in addition to `CAVEATS`.
+        caveats: what of the file is not modelled, as text, in addition to `CAVEATS`.
+
+    Attributes:
+        file_caveats: `caveats`.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class TracedStepModel(StepModel):
         if step.memory is None:
             raise AssertionError("a trace without the memory of a step")
         self.costs, self.settings, self.captured = costs, settings, captured
+        self.file_caveats = tuple(caveats)
         self.caveats = (*CAVEATS, *caveats)
         self.step_memory: StepMemory = step.memory
         self.index = StepIndex(step.trace, step.memory)

@@ -103,13 +103,13 @@ def compare_configs(
         documents.append((label, step.document))
         runs.append((label, step.simulate()))
     models = {name: run.model for name, run in runs if name not in BASELINES}
-    trained = [
-        f"{name}: {note}"
-        for name, model in models.items()
-        if not isinstance(model, TracedStepModel)
-        for note in describe_training(model.weights.parameters)
-    ]
-    return Comparison(runs, [*other_models(documents), *trained])
+    of_files = [f"{name}: {note}" for name, model in models.items() for note in _notes_of_file(model)]
+    return Comparison(runs, [*other_models(documents), *of_files])
+
+
+def _notes_of_file(model: StepModel) -> Sequence[str]:
+    """Return what a file trains, or what of it is not simulated."""
+    return model.file_caveats if isinstance(model, TracedStepModel) else describe_training(model.weights.parameters)
 
 
 def _baseline(name: str, model: StepModel) -> Policy:

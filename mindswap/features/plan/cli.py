@@ -33,6 +33,7 @@ from mindswap.features.plan.batches_cli import (
     run_batches,
 )
 from mindswap.features.plan.make_plans import make_plans
+from mindswap.features.plan.pynative import require_upstream_swap
 from mindswap.features.plan.report import plan_to_json
 from mindswap.features.plan.states_planner import StatesPlanner
 from mindswap.features.plan.trainer_plans import (
@@ -188,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
     objective = Objective(args.objective)
     if has_batch_options(args):
         return run_batches(args, allowed, target)
-    step = _load(args, target is not None)
+    step = _load(args, allowed, target is not None)
     with SearchBar() as bar:
         planner = StatesPlanner(step, allowed, pins)
         if args.sweep:
@@ -244,12 +245,13 @@ def _refuse_early(args: argparse.Namespace) -> None:
         refuse_existing([args.output])
 
 
-def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
+def _load(args: argparse.Namespace, allowed: Allow, is_written: bool) -> LoadedStep:
     """Load the step of the configuration; for a file of MindFormers 2.x that of its trace."""
     document = None if is_trace_path(args.config) else load_document(args.config)
     if document is not None and is_2x(document):
         unsupported_options = "--sweep --explain --objective=memory --expert-skew --simple --pin --dry-run"
         refuse_given(args, unsupported_options, "{}: not for files of MindFormers 2.x", "leave it out")
+        require_upstream_swap(document, allowed)  # before minutes of recording
         return load_step(document, args.device, device_overrides(args), not args.no_cache, trace=args.trace)
     if args.trace is not None:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")

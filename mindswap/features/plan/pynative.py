@@ -9,8 +9,9 @@ from mindswap.config.section_edits import rewrite_section
 from mindswap.errors import PlanError
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step_2x import is_2x, model_of_trees, policy_of_effect
-from mindswap.planner.problem import Plan
+from mindswap.planner.problem import Allow, Plan
 from mindswap.planner.write import plan_comment
+from mindswap.policy.formats.mindformers2.settings import OWN_ENGINE, SWAP_ENGINE
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
 from mindswap.policy.wording import index_runs
 from mindswap.report.problems import format_problems
@@ -23,6 +24,26 @@ from mindswap.simulator.traced_step import TracedStepModel, distance_of
 def is_model_2x(model: StepModel) -> bool:
     """Return whether policies of a model have the meaning of MindFormers 2.x."""
     return isinstance(model, (LayerSwapModel2x, TracedStepModel))
+
+
+def require_upstream_swap(document: Document, allow: Allow) -> None:
+    """Refuse plans with swap for a file of MindFormers 2.x that mindswap swaps itself: its swap is not simulated.
+
+    Args:
+        document: a configuration.
+        allow: means that the plan may use.
+
+    Raises:
+        PlanError: with the location of the key.
+    """
+    node = document.get("mindswap", SWAP_ENGINE)
+    if node is not None and node.value == OWN_ENGINE and allow.swap and is_2x(document):
+        raise PlanError(
+            f"{node.location}: mindswap.{SWAP_ENGINE}: {OWN_ENGINE}: plans are made for the swap of MindFormers, and "
+            "the file has that of mindswap, which moves other tensors\n    allowed: upstream\n"
+            f"    fix:     {SWAP_ENGINE}: upstream, or --allow recompute. With a plan, mindswap dryrun runs the swap "
+            "of either"
+        )
 
 
 def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:

@@ -48,6 +48,7 @@ recompute:
     mlp: ['2']
 # the end
 """
+OWN_SWAP = "mindswap: {swap_engine: mindswap}\n"
 SOURCE = "trainer: {type: x}\nmodel: {model_config: {num_layers: 4, hidden_size: 64}}\noptimizer: {type: SGD}\n"
 
 
@@ -169,6 +170,12 @@ def test_without_a_trace_it_says_how_to_make_one(plan):
         (HEAD.replace("parallel: 1", "parallel: 2"), (), "x.yaml:4:22: parallelism.pipeline_parallel: 2: "),
         (HEAD + "  mtp_num_layers: 1\n", (), "multi-token prediction"),
         (HEAD + "swap: {enable: maybe}\n", (), "x.yaml:9:16: error: swap.enable"),
+        (
+            HEAD + OWN_SWAP,
+            (),
+            "x.yaml:9:25: mindswap.swap_engine: mindswap: plans are made for the swap of MindFormers",
+        ),
+        (HEAD + OWN_SWAP, ("--allow", "swap"), "fix:     swap_engine: upstream, or --allow recompute"),
         (HEAD, ("--sweep",), "--sweep: not for files of MindFormers 2.x"),
         (HEAD, ("--explain",), "--explain: not for files of MindFormers 2.x"),
         (HEAD, ("--objective", "memory"), "--objective memory: not for files of MindFormers 2.x"),
@@ -179,6 +186,11 @@ def test_refusals(plan, text, options, message):
     code, out, err = plan("--memory", "1GiB", *options, text=text)
     assert (code, out) == (1, "")
     assert message in err
+
+
+def test_recompute_is_planned_beside_the_swap_of_mindswap(plan):
+    assert plan("--memory", "1GiB", "--allow", "recompute", text=HEAD + OWN_SWAP)[0] == 0
+    assert plan("--memory", "1GiB", text=HEAD + "mindswap: {swap_engine: upstream}\n")[0] == 0
 
 
 def test_a_budget_below_everything(plan):

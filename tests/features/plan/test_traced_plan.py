@@ -8,10 +8,12 @@ import pytest
 from mindswap import cli
 from mindswap.config.parse import parse_document
 from mindswap.config.source import load_document
+from mindswap.errors import PlanError
 from mindswap.features.plan import make_plan
 from mindswap.features.plan.pynative import added_chunks, with_chunks
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
+from mindswap.planner.problem import Allow
 from mindswap.planner.solver.search import Stop
 from mindswap.policy.model import Policy
 from mindswap.rules.checker import check_pynative
@@ -62,6 +64,14 @@ def test_a_search_that_is_stopped_at_once_has_a_plan(trace):
     planned = make_plan(load_step(DATA / "qwen3_2x.yaml", trace=trace), f"{KEPT - 16 * MIB}B", progress=stop)
     assert planned.plan.is_interrupted and planned.fits
     assert planned.plan.num_evaluations == len(planned.plan.compared) - 1  # beside that of the file, the baselines
+
+
+def test_swap_of_mindswap_is_not_planned_through_the_api_either(trace):
+    document = parse_document((DATA / "qwen3_2x.yaml").read_text() + "mindswap: {swap_engine: mindswap}\n", "own.yaml")
+    step = load_step(document, trace=trace)
+    with pytest.raises(PlanError, match="swap_engine: mindswap: plans are made for the swap of MindFormers"):
+        make_plan(step, KEPT)
+    assert make_plan(step, KEPT, Allow(swap=False)).fits
 
 
 def test_recompute_alone_does_not_swap(run, tmp_path):

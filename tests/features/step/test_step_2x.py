@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mindswap import cli
 from mindswap.config.render import document_from_data
+from mindswap.config.source import load_document
 from mindswap.features.dryrun import graph_mode_text
 from mindswap.features.step_2x import load_step_2x, trace_key
 from mindswap.graph.capture_cache import cached, open_data_cache
@@ -45,6 +47,22 @@ def test_a_step_from_the_cache_has_the_micro_batches_and_the_device_of_its_own_f
     for recorded, count, device in ((first, 4, "generic"), (second, 64, "atlas_800t_a2")):
         step = load_step_2x(recorded, None, None, {})
         assert (step.model.settings.num_micro_batches, step.device.name) == (count, device)
+
+
+@pytest.mark.parametrize(("engine", "is_told"), [("mindswap", True), ("upstream", False)])
+def test_what_is_simulated_for_the_swap_of_mindswap_is_told(record, tmp_path, capsys, engine, is_told):
+    """All layers with two distances: MindFormers takes the first entry, and not the last layer."""
+    swap = {"enable": True, "layer_swap": [{"layers": ["0-2"]}]}
+    if engine == "mindswap":
+        swap["layer_swap"].append({"layers": ["3"], "prefetch": 2})
+    file = tmp_path / "own.yaml"
+    file.write_text(yaml.safe_dump(document(swap=swap, mindswap={"swap_engine": engine}).data()))
+    record(load_document(file))
+    for command in ("simulate", "inspect", "compare"):
+        code = cli.main([command, str(file)])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        assert ("mindswap.swap_engine: mindswap is simulated as the swap of MindFormers" in out) is is_told
 
 
 def test_what_another_version_recorded_is_not_taken(tmp_path, monkeypatch):
