@@ -162,10 +162,11 @@ def test_it_plans_trains_and_finishes(config, tmp_path):
     # What was trained is the plan, `mindswap check` passes it, and its swaps were set.
     checked = check_document(load_document(str(tmp_path / "run/attempt_1/plan.yaml")))
     assert [problem.rule for problem in checked.problems if problem.level is Level.ERROR] == []
-    assert checked.policy.op_swap and attempt.plan.key.startswith("swap-")
+    entries = {"op_swap": checked.policy.op_swap, "layer swap": checked.policy.layer_swap}
+    assert attempt.plan.key.startswith("swap-")
     log = (tmp_path / "run/attempt_1/worker_0.log").read_text()
-    named = [layer for layer in range(2) if any(layer in entry.layers for entry in checked.policy.op_swap)]
-    assert named and all(f"Set op_swap at layer {layer}" in log for layer in named)
+    named = [(key, layer) for key, of in entries.items() for layer in range(2) for one in of if layer in one.layers]
+    assert named and all(f"Set {key} at layer {layer}" in log for key, layer in named)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,10 @@ def test_the_backend_needs_what_is_simulated(name, tmp_path):
 MODEL_ERRORS = {
     "full recompute": ("saved activations",),
     "recompute with swap on, which holds weights as they are stored": ("saved activations",),
-    "pipeline, tensor parallel, swap of layers": ("communication", "temporaries"),
+    # The simulated peak is some operators later, at 670 of 624 MiB.
+    "pipeline, tensor parallel, swap of layers": (
+        *("activation gradients", "communication", "prefetched copies", "saved activations", "temporaries"),
+    ),
 }
 
 

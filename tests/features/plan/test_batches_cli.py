@@ -149,7 +149,7 @@ def test_where_fewer_samples_do_not_fit_more_are_not_captured(capsys, tmp_path):
     assert code == 1 and set(by_size) == {1, 2, 4, 8}
     assert by_size[2] == by_size[4] == "no policy fits micro-batches of 1: the lower bound of memory is larger"
     # A single micro-batch needs no sums of gradients, so it is looked at.
-    assert captured.err.count("capture 1 of 1") == 2 and by_size[8].startswith("weights and optimizer alone need")
+    assert captured.err.count("compile 1 of 1") == 2 and by_size[8].startswith("weights and optimizer alone need")
 
 
 @pytest.mark.mindspore
