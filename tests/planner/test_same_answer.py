@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.features.plan import StepPlanner, make_plan
+from mindswap.features.plan import StatesPlanner, make_plan
 from mindswap.planner import session, stages
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.planning import Planner
@@ -86,7 +86,7 @@ def test_a_step_that_is_loaded_again_or_planned_by_a_planner_that_is_held_has_th
     step = recorded_step("qwen3_small")
     most = step.simulate(Policy(is_swap_enabled=True)).peak_bytes
     budgets = [most * percent // 100 for percent in (75, 85)]
-    held = StepPlanner(step)
+    held = StatesPlanner(step)
     plans = [held.plan(budget) for budget in budgets]
     for budget, plan in zip(budgets[::-1], plans[::-1], strict=True):
         for again in (make_plan(step, budget), make_plan(recorded_step("qwen3_small"), budget)):
