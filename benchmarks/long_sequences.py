@@ -6,8 +6,8 @@
     python benchmarks/long_sequences.py mindformers --longest        # also the longest sequence of each
 
 Files, splits and lengths are declared in long_sequences.yaml. A row takes a training file of MindFormers, gives it a
-sequence length, one sample and a split over the cards, and asks what a user asks: `mindswap compare` and `mindswap
-plan`. Everything is simulated; docs/long_sequences.md has dry runs of some rows.
+sequence length, one sample and a split over the cards, and runs `mindswap compare` and `mindswap plan` on it.
+Everything is simulated; docs/long_sequences.md has dry runs of some rows.
 """
 
 import argparse
@@ -15,12 +15,14 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from plan_sweeps import read_from_git
 
 DECLARED = Path(__file__).resolve().parent / "long_sequences.yaml"
 GIB = 2**30
@@ -28,7 +30,7 @@ STEP_TOKENS = 16384  # longest sequences are multiples of this
 MOST_TOKENS = 1 << 20
 SWAPPED = "recompute-swap"
 BUDGET_GIB = 55.1  # 58 GiB, of the 64 GB of the card, less the margin of 5 % that `mindswap plan` keeps
-HEADER = ("model and split", "tokens", "means", "step s", "tokens/s/card", "peak GiB", "fits")
+HEADER = ("model and split", "tokens", "method", "step s", "tokens/s/card", "peak GiB", "fits")
 ROW = "{:<44} {:>8} {:<16} {:>8} {:>14} {:>9} {:>5}"
 
 
@@ -52,7 +54,7 @@ class Case:
 
     def configuration(self, tokens: int) -> dict[str, Any]:
         """The training file with a sequence length and this split, layers recomputed as a whole."""
-        data: dict[str, Any] = json.loads(json.dumps(self.recipe))
+        data: dict[str, Any] = deepcopy(self.recipe)
         data["parallel_config"].update(
             data_parallel=1,
             model_parallel=self.tensor,
@@ -80,17 +82,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Point:
-    """One means at one length; simulated."""
+    """One method at one length; simulated."""
 
-    means: str
+    method: str
     step_time_ns: int
     peak_bytes: int
-    least_bytes: int  # least memory of this means: of plans, what the lower bound says
+    least_bytes: int  # least memory of this method; for plans the lower bound
     fits: bool
 
 
 def main() -> int:
-    """Print the rows that are asked for."""
+    """Print the chosen rows."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("checkout", type=Path, help="git repository of MindFormers")
     parser.add_argument("words", nargs="*", help="rows whose names contain all of these")
@@ -105,27 +107,18 @@ def main() -> int:
             for point in measure(case, tokens):
                 print(row(case, tokens, point), flush=True)
         if args.longest:
-            for means in ("full recompute", "plan"):
-                print(f"{case.name}: longest with {means}: {longest(case, means)} tokens", flush=True)
+            for method in ("full recompute", "plan"):
+                print(f"{case.name}: longest with {method}: {longest(case, method)} tokens", flush=True)
     return 0 if chosen else 1
 
 
 def read_cases(declared: dict[str, Any], checkout: Path) -> Iterator[Case]:
-    """What long_sequences.yaml declares."""
+    """The cases of long_sequences.yaml."""
     for model, of_model in declared["models"].items():
         recipe = yaml.safe_load(read_from_git(checkout, declared["refs"], of_model["file"]))
         for cards, splits in of_model["splits"].items():
             for tensor, context, algorithm in splits:
                 yield Case(model, cards, tensor, context, algorithm, recipe, declared["device"])
-
-
-def read_from_git(checkout: Path, refs: Sequence[str], file: str) -> bytes:
-    """A file of the first of some refs that has it."""
-    for ref in refs:
-        shown = subprocess.run(["git", "-C", str(checkout), "show", f"{ref}:{file}"], capture_output=True)
-        if not shown.returncode:
-            return shown.stdout
-    raise SystemExit(f"{checkout}: none of {', '.join(refs)} has {file}")
 
 
 def measure(case: Case, tokens: int, with_plan: bool = True) -> list[Point]:
@@ -134,20 +127,20 @@ def measure(case: Case, tokens: int, with_plan: bool = True) -> list[Point]:
         path = Path(folder) / "long.yaml"
         path.write_text(yaml.safe_dump(case.configuration(tokens), sort_keys=False), "utf-8")
         device = ("--device", case.device, "--memory", f"{BUDGET_GIB}GiB")
-        own, swapped = ask("compare", str(path), SWAPPED, *device)["configurations"]
+        own, swapped = run_command("compare", str(path), SWAPPED, *device)["configurations"]
         points = [
-            Point(means, run["step_time_ns"], run["peak_bytes"], run["peak_bytes"], run["fits"])
-            for means, run in (("full recompute", own), (SWAPPED, swapped))
+            Point(method, run["step_time_ns"], run["peak_bytes"], run["peak_bytes"], run["fits"])
+            for method, run in (("full recompute", own), (SWAPPED, swapped))
         ]
         if with_plan:
-            plan = ask("plan", str(path), "--no-verify", *device)
+            plan = run_command("plan", str(path), "--no-verify", *device)
             least_bytes = plan["least_budget_bytes"] or plan["peak_bytes"]
             fits = plan["peak_bytes"] <= plan["budget_bytes"]
             points.append(Point("plan", plan["step_time_ns"], plan["peak_bytes"], least_bytes, fits))
     return points
 
 
-def ask(*arguments: str) -> dict[str, Any]:
+def run_command(*arguments: str) -> dict[str, Any]:
     """A command of mindswap and its answer."""
     done = subprocess.run([sys.executable, "-m", "mindswap", *arguments, "--json"], capture_output=True, text=True)
     try:
@@ -165,28 +158,28 @@ def row(case: Case, tokens: int, point: Point) -> str:
     peak = f"{point.peak_bytes / GIB:.1f}"
     rate = f"{tokens / seconds / case.cards:.0f}"
     return ROW.format(
-        case.name, tokens, point.means, f"{seconds:.2f}", rate, peak, "yes" if point.fits else "no"
+        case.name, tokens, point.method, f"{seconds:.2f}", rate, peak, "yes" if point.fits else "no"
     ).rstrip()
 
 
-def longest(case: Case, means: str) -> int:
+def longest(case: Case, method: str) -> int:
     """The longest sequence that fits, a multiple of `STEP_TOKENS`.
 
     The least memory grows linearly with the length, so the search starts next to where the line of two lengths meets
     the budget; the answer itself is a length that fits, with the next one that does not.
     """
 
-    def ask_length(tokens: int) -> Point:
-        found = measure(case, tokens, with_plan=means == "plan")
-        return next(point for point in found if point.means == means)
+    def measure_length(tokens: int) -> Point:
+        found = measure(case, tokens, with_plan=method == "plan")
+        return next(point for point in found if point.method == method)
 
     shorter, longer = 4 * STEP_TOKENS, 8 * STEP_TOKENS
-    first, second = ask_length(shorter), ask_length(longer)
+    first, second = measure_length(shorter), measure_length(longer)
     bytes_per_token = (second.least_bytes - first.least_bytes) / (longer - shorter)
     room_tokens = int((BUDGET_GIB * GIB - first.least_bytes) / bytes_per_token)
     guess = min(MOST_TOKENS, max(STEP_TOKENS, (shorter + room_tokens) // STEP_TOKENS * STEP_TOKENS))
-    step = STEP_TOKENS if ask_length(guess).fits else -STEP_TOKENS
-    while 0 < guess + step <= MOST_TOKENS and ask_length(guess + step).fits == (step > 0):
+    step = STEP_TOKENS if measure_length(guess).fits else -STEP_TOKENS
+    while 0 < guess + step <= MOST_TOKENS and measure_length(guess + step).fits == (step > 0):
         guess += step
     return guess if step > 0 else guess + step
 

@@ -27,7 +27,7 @@ ONE_PROCESS = {
     "sequence_parallel": False,
 }
 # Sections of files and services that a dry run must not read or write.
-DROPPED_SECTIONS = ("mindswap", "mindswap", "callbacks", "monitor", "profiler", "eval_dataset", "run_mode")
+DROPPED_SECTIONS = ("mindswap", "callbacks", "monitor", "profiler", "eval_dataset", "run_mode")
 
 
 @dataclass(frozen=True)
