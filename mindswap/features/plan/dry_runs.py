@@ -15,6 +15,7 @@ from mindswap.config.render import document_from_data
 from mindswap.errors import NOT_COMPILED, LaunchError
 from mindswap.features.dryrun import DryRunReport, StatusCallback, describe_basis, dry_run_to_json, run_stages
 from mindswap.features.plan import StepPlan
+from mindswap.features.plan.attempts import attempt_row, attempt_to_json
 from mindswap.features.step_2x import is_2x
 from mindswap.policy.equivalence import policy_sections
 from mindswap.policy.wording import name_indices
@@ -22,7 +23,7 @@ from mindswap.report.tables import format_table
 from mindswap.steps.recorded import is_trace_path
 from mindswap.system.children import ask
 from mindswap.system.scratch import scratch_folder
-from mindswap.units import format_bytes, format_time
+from mindswap.units import format_bytes
 
 MAX_ATTEMPTS = 3
 
@@ -95,12 +96,11 @@ def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
     header = ("plan for", "step time", "planned peak", "dry run", "with fragments", "and workspace", "fits")
     rows = []
     for attempt in attempts:
-        sizes: list[int | None] = [attempt.requested_bytes, attempt.plan.peak_bytes]
         report = attempt.dry_run
+        peaks: list[int | None] = [None] * 3
         if report is not None:
-            sizes += [report.used_peak_bytes, report.actual_peak_bytes, report.peak_bytes]
-        cells = ["-" if size is None else f"{size / 2**20:.0f} MiB" for size in sizes] + ["-"] * (5 - len(sizes))
-        rows.append((cells[0], format_time(attempt.plan.step_time_ns), *cells[1:], "yes" if attempt.fits else "NO"))
+            peaks = [report.used_peak_bytes, report.actual_peak_bytes, report.peak_bytes]
+        rows.append(attempt_row(attempt, peaks))
     lines = ["on MindSpore's Ascend backend, without a card (mindswap dryrun):", format_table(header, rows)]
     report = attempts[-1].dry_run
     lines += [f"rank {stage.run.rank}: {describe_basis(stage)}" for stage in (report.stages if report else ())]
@@ -117,14 +117,7 @@ def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
 def attempts_to_json(attempts: Sequence[DryRunPlan]) -> list[dict[str, Any]]:
     """Return the attempts as plain data for `--json`."""
     return [
-        {
-            "asked_bytes": attempt.requested_bytes,
-            "step_time_ns": attempt.plan.step_time_ns,
-            "planned_peak_bytes": attempt.plan.peak_bytes,
-            "fits": attempt.fits,
-            "failure": attempt.failure or None,
-            "dry_run": dry_run_to_json(attempt.dry_run) if attempt.dry_run is not None else None,
-        }
+        attempt_to_json(attempt, dry_run_to_json(attempt.dry_run) if attempt.dry_run is not None else None)
         for attempt in attempts
     ]
 

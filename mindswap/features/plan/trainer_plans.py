@@ -14,12 +14,13 @@ from mindswap.features.dryrun import (
     dry_run_trainer,
     trainer_dry_run_to_json,
 )
+from mindswap.features.plan.attempts import attempt_row, attempt_to_json
 from mindswap.features.plan.pynative import CHUNKS, added_chunks, with_chunks
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.written import planned_text
 from mindswap.features.simulate import LoadedStep
 from mindswap.report.tables import format_table
-from mindswap.units import format_bytes, format_time
+from mindswap.units import format_bytes
 
 MAX_ATTEMPTS = 4
 # Pieces of the loss that are tried. On docs/qwen3_2x.yaml 4 need 1375 MiB less than one piece, 16 need 2000 less.
@@ -121,12 +122,10 @@ def _dry_run(plan: StepPlan, report_status: StatusCallback) -> TrainerDryRun:
 
 def format_trainer_attempts(attempts: Sequence[TrainerAttempt]) -> str:
     """Format a table with a row per attempt: simulated figures and the peak of the dry run."""
-    rows = []
-    for attempt in attempts:
-        measured = attempt.dry_run.step.used_peak_bytes if attempt.dry_run is not None else None
-        sizes = [attempt.requested_bytes, attempt.plan.peak_bytes, measured]
-        cells = ["-" if size is None else f"{size / 2**20:.0f} MiB" for size in sizes]
-        rows.append((cells[0], format_time(attempt.plan.step_time_ns), *cells[1:], "yes" if attempt.fits else "NO"))
+    rows = [
+        attempt_row(attempt, [attempt.dry_run.step.used_peak_bytes if attempt.dry_run is not None else None])
+        for attempt in attempts
+    ]
     lines = ["with the trainer of MindFormers on MindSpore's Ascend backend, without a card (mindswap dryrun):"]
     lines.append(format_table(HEADER, rows))
     last = attempts[-1]
@@ -145,13 +144,6 @@ def format_trainer_attempts(attempts: Sequence[TrainerAttempt]) -> str:
 def trainer_attempts_to_json(attempts: Sequence[TrainerAttempt]) -> list[dict[str, Any]]:
     """Return the attempts as plain data for `--json`."""
     return [
-        {
-            "asked_bytes": attempt.requested_bytes,
-            "step_time_ns": attempt.plan.step_time_ns,
-            "planned_peak_bytes": attempt.plan.peak_bytes,
-            "fits": attempt.fits,
-            "failure": attempt.failure or None,
-            "dry_run": trainer_dry_run_to_json(attempt.dry_run) if attempt.dry_run is not None else None,
-        }
+        attempt_to_json(attempt, trainer_dry_run_to_json(attempt.dry_run) if attempt.dry_run is not None else None)
         for attempt in attempts
     ]
