@@ -97,10 +97,10 @@ class StatesPlanner:
         """Search a plan within a memory budget. Arguments, result and errors as of `make_plan`."""
         is_first = self._is_in_file if self.pinned is None else self.pinned
         first = self._planner(is_first).plan(memory, objective, progress, simple=simple)
-        reason = self._find_reason_to_keep(first, objective)
-        if reason:
-            is_open = self.pinned is None and not self.obstacle and self.allow.swap
-            return self._with_states(self._bounded_for_both(first) if is_open else first, is_first, reason)
+        if reason := self._find_only_place():
+            return self._with_states(first, is_first, reason)
+        if reason := self._find_reason_to_keep(first, objective):
+            return self._with_states(self._bounded_for_both(first), is_first, reason)
         second_planner = self._planner(not is_first)
         bound_ns = second_planner.bound_ns(memory) if first.fits else 0
         if bound_ns is None or bound_ns >= first.step_time_ns:
@@ -124,14 +124,16 @@ class StatesPlanner:
             self._planners[is_on_host] = StepPlanner(step, self.allow, self._pins)
         return self._planners[is_on_host]
 
-    def _find_reason_to_keep(self, first: StepPlan, objective: Objective) -> str:
-        """Return why the other placement need not be planned; "" if it must be."""
+    def _find_only_place(self) -> str:
+        """Return why the states can be in one place only; "" if they can be in both."""
         if self.pinned is not None:
             return f"--pin {OPTIMIZER}={'swap' if self.pinned else 'keep'}"
         if self.obstacle:
             return self.obstacle
-        if not self.allow.swap:
-            return "--allow excludes swap"
+        return "" if self.allow.swap else "--allow excludes swap"
+
+    def _find_reason_to_keep(self, first: StepPlan, objective: Objective) -> str:
+        """Return why the other placement need not be planned; "" if it must be."""
         if objective is Objective.MEMORY:
             return "as in the file; --objective memory does not move them"
         if first.plan.is_interrupted:
