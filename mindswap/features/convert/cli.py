@@ -1,6 +1,7 @@
 """Command line of `mindswap convert`."""
 
 import argparse
+import shlex
 
 from mindswap.command_line.options import (
     MAX_LAYERS,
@@ -19,6 +20,7 @@ from mindswap.policy.formats.megatron.options import OPTIONS, OptionKind
 from mindswap.report.problems import format_problems, problems_to_data
 from mindswap.system.streams import print_text
 
+SCRIPT_ENDINGS = (".sh", ".bash")
 EPILOG = """\
 examples:
   mindswap convert old.yaml --to index -o new.yaml      # counts per stage (swap off) -> layer indices (swap on)
@@ -123,5 +125,7 @@ def _refuse_unfit(args: argparse.Namespace, of_megatron: list[str]) -> None:
         raise LaunchError("CONFIG is missing" if args.config is None else missing)
     if args.config is None and args.in_place:
         raise LaunchError("--in-place needs CONFIG")
+    if str(args.config).endswith(SCRIPT_ENDINGS):
+        raise LaunchError(f"CONFIG is a YAML; of a script: --from megatron --from-args {shlex.quote(args.config)}")
     if args.trace and args.to not in VERSIONS:
         raise LaunchError("--trace: is for --to 2.x and --to 1.9")

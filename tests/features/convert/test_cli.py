@@ -196,6 +196,7 @@ def test_a_launch_script_with_a_value_of_the_command_line(run, write):
     [
         ([], "say what to do: --to index, 2.x or 1.9, or --from megatron"),
         (["--to", "index"], "CONFIG is missing"),
+        (["run.sh", "--from", "megatron"], "--from-args run.sh"),
         (["--to", "index", "--from", "megatron"], "--to has no meaning with --from megatron"),
         (["--to", "index", "x.yaml", "--recompute-activations"], "--recompute-activations needs --from megatron"),
         (["--from", "megatron", "--in-place"], "--in-place needs CONFIG"),
