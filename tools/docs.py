@@ -52,6 +52,8 @@ DRY_RUN = ("docs/plan.md", "mindswap dryrun docs/llama2_7b_planned.yaml")
 DRY_RUN_KEPT = ("docs/plan.md", f"mindswap dryrun {LLAMA2_7B}")
 RECIPE = ("docs/models.md", "")
 SET = ("docs/dryrun_set.md", "")
+TIMES = ("docs/internals/simulator.md", "")
+PUBLISHED = (*TIMES, r"the mean absolute error on\s+Atlas 800T A2 is # %")
 KEEPS = ("README.md", PLAN, "^your file .* # GiB, ")
 FOUND = PICTURES["inspect_case4.png"]
 SENTENCES = (
@@ -72,6 +74,23 @@ SENTENCES = (
     ),
     ("docs/simulate.md", r"from # \[dry runs", r"的 # 次 \[dry run", *SET, r"both figures \(# stages\)"),
     ("docs/simulate.md", "Memory.*: # % off", "平均相差 # %（", *SET, "mean absolute error # %"),
+    ("docs/commands.md", "[|] memory # %, time", "显存 # %，", *SET, "mean absolute error # %"),
+    ("docs/commands.md", "memory [0-9.]+ %, time # % off", "时间 # %", *PUBLISHED),
+    (
+        "README.md",
+        r"`simulate` is # % off on average from \[published",
+        r"可信程度\)平均相差 # %",
+        *PUBLISHED,
+    ),
+    ("docs/simulate.md", "Time.*: # % off", "Atlas 800T A2 上平均相差 # %", *PUBLISHED),
+    (
+        "docs/simulate.md",
+        r"model: # % on Atlas 800T A2",
+        "没有参与建模的运行相比，# %",
+        *TIMES,
+        "error is # % on Atlas 800T A2 .12 runs",
+    ),
+    ("docs/simulate.md", r"800T A2, # % on Atlas 900 A2 PoDc", "PoDc 上 # %", *TIMES, r"and #\s+% on PoDc .15 runs"),
     ("docs/plan.md", "it needs # GiB a card", "每卡需要 # GiB", *KEEPS),
     ("docs/simulate.md", "^# % of this step waits", "^这一步 # %", *WAITS),
     (
