@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from mindswap.graph.analysis.saved_tensors import OperatorNames, merged_readers
 from mindswap.graph.layer_paths import has_scope
 from mindswap.graph.model import Graph, Node, Saved
-from mindswap.graph.ops import BOOKKEEPING_OPS, ORDERING_OPS, REDISTRIBUTION_OPS, WEIGHT_OPS
+from mindswap.graph.ops import BOOKKEEPING_OPS, ORDERING_OPS, WEIGHT_OPS
+from mindswap.graph.passes.communication_recompute import deciding_operators
 from mindswap.graph.passes.gather import is_gathering, is_released
 from mindswap.graph.storage import StorageKind, resolve_storage
 from mindswap.policy.resolve import Decision, LayerDecisions, Path
@@ -62,7 +63,8 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
         layer = layers[owner.layer_index]
         key = id(layer), paths
         decision = decisions.get(key) or decisions.setdefault(key, layer.decision_for(*paths))
-        is_communication_recomputed = node.op in REDISTRIBUTION_OPS and bool(decision.comm_recomputed_by)
+        comm_paths = roles.communication_paths.get(node.name, ())
+        is_communication_recomputed = any(layer.decision_for(path).comm_recomputed_by for path in comm_paths)
         recompute_applies = bool(decision.recomputed_by) and roles.recompute_applies(node, layer, decision)
         merged_paths = merged_readers(node, paths, layer.layer)
         if merged_paths:
@@ -91,6 +93,8 @@ class NodeRoles:
     Attributes:
         released: names of nodes that gather a weight which is not kept; independent of the policy.
         model_nodes: nodes of layers that the policy decides about, each with its operator of the model and its paths.
+        communication_paths: redistributions of `model_nodes`: paths of the operators whose attribute decides whether
+            backward repeats them.
         compiler_nodes: nodes inserted by the compiler, which follow their readers, last first.
     """
 
@@ -104,6 +108,11 @@ class NodeRoles:
             for node, owner in owned
             if owner.layer_index is not None and not self.is_compiler_node(owner)
         )
+        self.communication_paths = {
+            node.name: paths
+            for node, _, _ in self.model_nodes
+            if (paths := tuple(path for decider in deciding_operators(graph, node) for path in self.paths(decider)))
+        }
         compiler_nodes = (
             (node, self.computing_readers(node.name))
             for node, _ in reversed(owned)
