@@ -1,4 +1,4 @@
-"""The command line: this module parses and dispatches, `mindswap.features` do the work."""
+"""Command line: parse the arguments and dispatch to the command in `mindswap.features`."""
 
 import argparse
 import importlib
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class CommandEntry(NamedTuple):
-    """A command: what `mindswap --help` lists it with, and its module in `mindswap.features`.
+    """Summary of a command, for `mindswap --help`, and its module in `mindswap.features`.
 
-    The module has `EPILOG` (examples and notes of `--help`), `add_arguments(parser)` and `run(args) -> exit code`, and
-    where the usage line is its own, `USAGE`.
+    The module has `EPILOG` (examples and notes of `--help`), `add_arguments(parser)`, `run(args) -> exit code`, and
+    optionally `USAGE` (the usage line).
     """
 
     summary: str
@@ -100,26 +100,26 @@ COMMANDS: Mapping[str, CommandEntry] = {
 EXIT_OK, EXIT_BAD_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 0, 1, 3, 130
 
 
-def build_parser(asked: str | None) -> argparse.ArgumentParser:
-    """The parser of one command line.
+def build_parser(command_name: str | None) -> argparse.ArgumentParser:
+    """Return the parser of one command.
 
     Args:
-        asked: only this command is imported and has its options: some take as long to import as others to run.
-            None lists all of them.
+        command_name: the only command that is imported, because imports take long. None returns a parser that lists
+            all commands, without their options.
     """
     parser = Parser(
         prog="mindswap", description="Fine-grained activation SWAP and recomputation for MindSpore and MindFormers."
     )
     parser.add_argument("--version", action="version", version=f"mindswap {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    if asked is None:
+    if command_name is None:
         for name, command in COMMANDS.items():
             subparsers.add_parser(name, help=command.summary)
         return parser
-    command = COMMANDS[asked]
+    command = COMMANDS[command_name]
     module = importlib.import_module(f"mindswap.features.{command.module}")
     command_parser = subparsers.add_parser(
-        asked,
+        command_name,
         usage=getattr(module, "USAGE", None),
         description=command.summary,
         epilog=module.EPILOG,
@@ -139,8 +139,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line.
 
     Returns:
-        0 good, 1 the input is wrong, 3 a bug of mindswap (with a log file), 128 + its number after a signal: 130
-        interrupted (Ctrl-C), 143 SIGTERM, 129 SIGHUP. Wrong options exit with 1 as well.
+        0 for success, 1 for invalid input or options, 3 for a bug of mindswap (with a log file), 128 + the number of a
+        signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
     is_program = argv is None
     if is_program:
@@ -175,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _normalize_words(words: Sequence[str]) -> list[str]:
-    """Spell out what a command line leaves to be understood: `help plan` is `plan --help`."""
+    """Return the arguments in the form that the parser expects: `help plan` becomes `plan --help`."""
     argv = list(words)
     if argv[:1] in ([], ["help"]):
         return [*argv[1:2], "--help"]
@@ -185,7 +185,7 @@ def _normalize_words(words: Sequence[str]) -> list[str]:
 
 
 def _refuse(error: Exception, command: str, wants_json: bool) -> int:
-    """Print what an error says, for `--json` as JSON, too; return the exit code."""
+    """Print an error, for `--json` also as JSON; return the exit code."""
     code, shown = EXIT_BAD_INPUT, f"mindswap: error: {error}"
     problems: Sequence[Problem] = ()
     if isinstance(error, PolicyError):
@@ -216,7 +216,7 @@ def _refuse(error: Exception, command: str, wants_json: bool) -> int:
 
 
 def _run(command: str | None, argv: list[str]) -> int:
-    """Parse the words of a command and run it; gives its exit code."""
+    """Parse the arguments and run the command; return its exit code."""
     with ExitStack() as stack:
         if command != "run":  # a training handles signals as its script does, and keeps the user's variables
             stack.enter_context(home_is_set())
@@ -229,7 +229,7 @@ def _run(command: str | None, argv: list[str]) -> int:
                 return code
         except StoppedBySignal:
             raise
-        except SystemExit as stop:  # argparse leaves with 0 after help, a training script as it likes
+        except SystemExit as stop:  # argparse exits with 0 after help, a training script with any code
             if stop.code in (None, 0):
                 return EXIT_OK
             if isinstance(stop.code, str):
@@ -238,8 +238,8 @@ def _run(command: str | None, argv: list[str]) -> int:
 
 
 def _end_with_parent(command: str | None) -> None:
-    """End with the process of this package that started this one, if there is one, even if it is killed."""
-    if LIFELINE in os.environ and command != "run":  # a training holds it as well, until it is killed
+    """End this process when the mindswap process that started it ends, even if that is killed."""
+    if LIFELINE in os.environ and command != "run":  # `run` keeps it open for its training
         from mindswap.system.children import hold_lifeline
 
         hold_lifeline(os.environ, signal.SIGTERM)
@@ -254,13 +254,13 @@ def _exit_at_once(code: int) -> NoReturn:
 
 
 def _require_usable_python() -> None:
-    """Raise MindswapError if the working directory cannot be used: no command works then."""
+    """Raise MindswapError if the working directory is unusable, because then no command works."""
     with system_errors_as(MindswapError, "the working directory cannot be used"):
-        os.getcwd()  # noqa: PTH109 raises where it is gone
+        os.getcwd()  # noqa: PTH109 raises if it was deleted
 
 
 def _refused_by_system(error: OSError | MemoryError) -> MindswapError:
-    """The message for an error of the system: no space left, a folder that vanished, no memory."""
+    """Convert an error of the operating system: no space left, a deleted folder, no memory."""
     if isinstance(error, MemoryError):
         return MindswapError(f"there is not enough memory\n    details: {_write_trace(error)}")
     place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
@@ -268,7 +268,7 @@ def _refused_by_system(error: OSError | MemoryError) -> MindswapError:
 
 
 def _write_trace(error: BaseException) -> str:
-    """Write where an error comes from into a file; gives its name."""
+    """Write the traceback of an error to a log file; return its name."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="mindswap-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"

@@ -1,7 +1,7 @@
-"""Errors that mindswap raises on purpose: one base class, one class per stage.
+"""Exceptions for errors that users can fix: one base class and one class per stage.
 
-The command line turns each of them into a short message and exit code 1; any other
-exception is a bug of ours (exit code 3, with a log file).
+The command line turns each of them into a short message and exit code 1. Any other exception is a bug of mindswap
+(exit code 3, with a log file).
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,16 +10,16 @@ from typing import Any
 
 
 class MindswapError(Exception):
-    """Something the user can mend; the text says what is wrong, what is allowed and how to fix it."""
+    """Error that the user can fix; the message has what is wrong, what is allowed and how to fix it."""
 
 
 def install_command(extra: str) -> str:
-    """Command that installs what an extra of the package needs; the name on PyPI is not taken by this package."""
+    """Return the command that installs an extra; it needs a checkout, because the package is not on PyPI."""
     return f"pip install '.[{extra}]' in a checkout of mindswap"
 
 
 class StoppedBySignal(SystemExit):
-    """A signal of this number asked this process to end; no `except Exception` on the way may hold it up."""
+    """Exit caused by signal `number`; not an `Exception`, so that no `except Exception` catches it."""
 
     def __init__(self, number: int):
         super().__init__(128 + number)
@@ -27,10 +27,15 @@ class StoppedBySignal(SystemExit):
 
 
 def require(name: str, value: object, *kinds: type) -> None:
-    """Refuse what a Python user gives for an argument if it is of none of these kinds; a bool is not a number.
+    """Check the type of an argument of the Python API; a bool does not count as a number.
+
+    Args:
+        name: name of the argument.
+        value: value of the argument.
+        kinds: allowed types.
 
     Raises:
-        MindswapError: it is not.
+        MindswapError: if the value has none of the allowed types.
     """
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         shown = value if value is None or isinstance(value, str | int | float) else type(value)
@@ -38,19 +43,19 @@ def require(name: str, value: object, *kinds: type) -> None:
 
 
 @contextmanager
-def system_errors_as(kind: type[MindswapError], what: str) -> Iterator[None]:
-    """While this lasts, an error of the system is one of this kind: `WHAT: No space left on device`."""
+def system_errors_as(kind: type[MindswapError], action: str) -> Iterator[None]:
+    """Convert OSErrors inside the context to an error of class `kind`: `ACTION: No space left on device`."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{what}: {error.strerror or error}") from error
+        raise kind(f"{action}: {error.strerror or error}") from error
 
 
 class PolicyError(MindswapError):
-    """The configuration is wrong. Carries every problem found, in file order.
+    """The configuration is invalid; `problems` has all problems in file order.
 
     Args:
-        problems: the problems, `mindswap.config.problem.Problem`, which this file stands before and cannot name.
+        problems: each a `mindswap.config.problem.Problem`, which this module cannot import.
     """
 
     def __init__(self, problems: Iterable[Any]) -> None:
@@ -59,14 +64,14 @@ class PolicyError(MindswapError):
 
 
 class ApplyError(MindswapError):
-    """A policy could not be put on a network."""
+    """A policy could not be applied to a network."""
 
 
 class GraphError(MindswapError):
     """A network could not be compiled, or its graph could not be read."""
 
 
-# How the error of a network begins that MindSpore's compiler refuses; also across processes, as text.
+# Start of the message if MindSpore's compiler rejects a network; other processes recognize it by this text.
 NOT_COMPILED = "MindSpore could not compile the network"
 
 
@@ -91,4 +96,4 @@ class LogError(MindswapError):
 
 
 class PlanError(MindswapError):
-    """A plan cannot be made, or not be written."""
+    """A plan cannot be computed or written."""

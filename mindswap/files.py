@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all: the one place where the package writes files that others read."""
+"""Read package data and limited inputs; write files atomically. All output files of the package are written here."""
 
 import csv
 import itertools
@@ -25,21 +25,21 @@ DATA = Path(__file__).with_name("data")
 
 @cache
 def package_data(name: str) -> Any:
-    """A JSON or YAML file below `data/`, read once; whoever asks changes nothing in it."""
+    """Return a JSON or YAML file below `data/`. The result is cached and shared, so callers must not change it."""
     text = (DATA / name).read_text("utf-8")
     return json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
 
 
 def is_recorded_step(start: bytes) -> bool:
-    """True for the beginning of a step that `mindswap trace` wrote (`pynative/trace.py`)."""
+    """Return whether a file that starts with these bytes is a step of `mindswap trace` (`pynative/trace.py`)."""
     return re.match(rb'\s*\{\s*"schema"\s*:\s*"mindswap-trace"', start) is not None
 
 
 def file_name(path: object) -> str:
-    """The name of a file as text, of what a Python user gives for it.
+    """Return a path, as a Python user may pass it, as text.
 
     Raises:
-        DataError: it is neither text nor a `pathlib.Path`, or has characters that no file can have.
+        DataError: if it is neither text nor a `pathlib.Path`, or contains characters that no file name can have.
     """
     try:
         name = os.fsdecode(path)  # type: ignore[arg-type]
@@ -51,16 +51,16 @@ def file_name(path: object) -> str:
     return name
 
 
-# Of a file that is read completely: traces of a step have some MiB, scripts and settings some KiB.
+# Limit for files that are read completely. Traces of a step have some MiB, scripts and settings some KiB.
 MAX_INPUT_BYTES = 256 << 20
 
 
 def read_limited(path: str | os.PathLike[str], max_bytes: int = MAX_INPUT_BYTES) -> bytes:
-    """The content of a file, no more of which is read than the limit.
+    """Return the content of a file; at most `max_bytes` + 1 bytes are read.
 
     Raises:
-        DataError: there is more.
-        OSError: it cannot be read.
+        DataError: if the file is larger than `max_bytes`.
+        OSError: if it cannot be read.
     """
     with Path(path).open("rb") as file:
         content = file.read(max_bytes + 1)
@@ -70,10 +70,10 @@ def read_limited(path: str | os.PathLike[str], max_bytes: int = MAX_INPUT_BYTES)
 
 
 def require_folders(*paths: Path | None) -> None:
-    """Refuse a file that cannot be written because of folders, before the work that fills it.
+    """Check, before the work starts, that the folders of output files exist and that no output file is a folder.
 
     Raises:
-        DataError: names the first such file.
+        DataError: for the first path that fails.
     """
     for path in paths:
         if path is not None and not path.parent.is_dir():
@@ -83,27 +83,27 @@ def require_folders(*paths: Path | None) -> None:
 
 
 def require_folder(path: Path | None) -> None:
-    """Refuse a folder to write into that is a file, before the work that fills it.
+    """Check, before the work starts, that an output folder is not a file.
 
     Raises:
-        DataError: it is.
+        DataError: if it is a file.
     """
     if path is not None and path.exists() and not path.is_dir():
         raise DataError(f"{path}: is not a folder\n    fix:     the name of a folder, which is made if it is missing")
 
 
 def write_new(path: str | os.PathLike[str], content: str | bytes, overwrite: bool = False) -> None:
-    """Write a text, or bytes, complete or not at all; line ends as they are, the mode of a replaced file kept.
+    """Write a file atomically. Line ends stay as they are; a replaced file keeps its mode.
 
     Args:
-        path: where; a link is followed, folders are made. A device or a pipe is written to.
-        content: what.
-        overwrite: replace a file that is there.
+        path: target file. Links are followed, missing folders created; a device or a pipe is written to directly.
+        content: text, which is encoded as UTF-8, or bytes.
+        overwrite: replace an existing file.
 
     Raises:
-        DataError: it cannot be written, or already exists.
+        DataError: if it cannot be written, or already exists.
     """
-    target = _behind_links(Path(file_name(path)))
+    target = _resolve_links(Path(file_name(path)))
     if not overwrite:
         refuse_existing([target])
     with system_errors_as(DataError, f"{target}: cannot be written"):
@@ -111,17 +111,17 @@ def write_new(path: str | os.PathLike[str], content: str | bytes, overwrite: boo
 
 
 def replace_file(path: Path, content: bytes, is_durable: bool = False) -> None:
-    """Put a file in place of the one that may be there: a reader sees the old or the new one.
+    """Create or replace a file atomically: a reader sees either the old or the new content.
 
-    What is there and is no file, as /dev/null, is written to.
+    Devices and pipes, such as /dev/null, are written to directly.
 
     Args:
-        path: where; its folder is made if it is missing.
-        content: what.
-        is_durable: wait until it is on the disk, so that it outlives a crash of the machine.
+        path: target file; its folder is created if it is missing.
+        content: the new content.
+        is_durable: flush the content to the disk first, so that it survives a crash of the machine.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: if it cannot be written; an existing file is then unchanged.
     """
     if _is_device(path):
         path.write_bytes(content)
@@ -143,25 +143,29 @@ def replace_file(path: Path, content: bytes, is_durable: bool = False) -> None:
         raise
 
 
-def _behind_links(path: Path) -> Path:
-    """Place of a file that is written to a path."""
-    if _is_device(path):  # the link of a pipe, as of /dev/stdout, leads to no name of a file
+def _resolve_links(path: Path) -> Path:
+    """Return the path of the file that a write to `path` changes."""
+    if _is_device(path):  # the link of a pipe, such as /dev/stdout, does not resolve to a file name
         return path
-    return Path(os.path.realpath(path))  # Path.resolve raises for links in a circle
+    return Path(os.path.realpath(path))  # Path.resolve raises for circular links
 
 
 def _is_device(path: Path) -> bool:
-    """True if something is there that cannot be replaced by a file."""
+    """Return whether the path exists and is not a regular file, so that it must not be replaced."""
     with suppress(OSError):
         return not stat.S_ISREG(path.stat().st_mode)
     return False
 
 
 def refuse_existing(paths: list[Path], has_overwrite: bool = True) -> None:
-    """Raise unless none of the paths is there; `has_overwrite`: the command has that option.
+    """Check that none of the paths exists.
+
+    Args:
+        paths: output files.
+        has_overwrite: whether the command has the option `--overwrite`, which the message then suggests.
 
     Raises:
-        DataError: naming those that are.
+        DataError: lists the existing paths.
     """
     existing = [str(path) for path in paths if os.path.lexists(path)]
     if existing:
@@ -171,18 +175,18 @@ def refuse_existing(paths: list[Path], has_overwrite: bool = True) -> None:
 
 @contextmanager
 def staged(target: Path, companions: tuple[str, ...] = (), *, overwrite: bool = False) -> Iterator[Path]:
-    """A path to write to; with a clean end its file and its companions move to `target`.
+    """Yield a temporary path to write to; without an exception, its file and companions then move to `target`.
 
-    The path has the target's own name, in a hidden folder beside it: MindRecord writes the name into
-    both of its files. With an error or an interruption nothing is left, and what was there stays.
+    The temporary file is in a hidden folder next to the target and has the target's name, because MindRecord writes
+    the name into both of its files. After an exception the temporary files are removed and existing files unchanged.
 
     Args:
-        target: where the file shall be; its folder is made if it is missing.
-        companions: what to append to the name for files that belong to it, for example ".db".
-        overwrite: replace files that are there.
+        target: final path of the file; its folder is created if it is missing.
+        companions: suffixes of additional files that belong to it, for example ".db".
+        overwrite: replace existing files.
 
     Raises:
-        DataError: the folder cannot be written, or a file is there (also one that came meanwhile).
+        DataError: if the folder cannot be written, or a file exists (also one created in the meantime).
     """
     with system_errors_as(DataError, f"{target.parent}: cannot be written"):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -199,16 +203,21 @@ def staged(target: Path, companions: tuple[str, ...] = (), *, overwrite: bool = 
 
 
 def archive_folder(folder: Path) -> None:
-    """Give a folder that is there a name with `.old1`, or the next number."""
-    others = (folder.with_name(f"{folder.name}.old{number}") for number in itertools.count(1))
-    folder.rename(next(other for other in others if not other.exists()))
+    """Rename an existing folder: append `.old1`, or the next free number."""
+    candidates = (folder.with_name(f"{folder.name}.old{number}") for number in itertools.count(1))
+    folder.rename(next(candidate for candidate in candidates if not candidate.exists()))
 
 
 def make_fresh(folder: Path, is_put_aside: bool = False, fix: str = "another folder") -> None:
-    """Make a folder with nothing in it: what is there, which must not be taken for what comes, is refused or put aside.
+    """Create an empty folder, so that old files cannot be mistaken for new ones.
+
+    Args:
+        folder: the folder.
+        is_put_aside: rename an existing folder with files (`archive_folder`), in place of raising.
+        fix: fix for the error message.
 
     Raises:
-        DataError: something is there, or the folder cannot be made.
+        DataError: if the folder exists with files and is not to be renamed, or cannot be created.
     """
     with system_errors_as(DataError, f"{folder}: cannot be made"):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -218,42 +227,46 @@ def make_fresh(folder: Path, is_put_aside: bool = False, fix: str = "another fol
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def _move_all(moves: list[tuple[Path, Path]], attic: Path) -> None:
-    """Move every file, or none: those replaced wait in the attic until all moves are done."""
-    attic.mkdir()
+def _move_all(moves: list[tuple[Path, Path]], backup: Path) -> None:
+    """Move all files (source, target) or none; replaced files are kept in the folder `backup` until all are moved."""
+    backup.mkdir()
     undo: list[tuple[Path, Path]] = []
     try:
         for _, target in moves:
             if os.path.lexists(target):
-                undo.append((attic / target.name, target))
-                target.rename(attic / target.name)
-        for made, target in moves:
-            undo.append((target, made))
-            made.rename(target)
+                undo.append((backup / target.name, target))
+                target.rename(backup / target.name)
+        for source, target in moves:
+            undo.append((target, source))
+            source.rename(target)
     except BaseException as error:
-        for now, before in reversed(undo):
-            if os.path.lexists(now):
-                now.rename(before)
+        for moved, original in reversed(undo):
+            if os.path.lexists(moved):
+                moved.rename(original)
         if isinstance(error, OSError):
             raise DataError(f"{error.filename2 or error.filename}: cannot be written: {error.strerror}") from error
         raise
 
 
-def unique_labels(paths: Sequence[str | os.PathLike[str]], taken: Collection[str] = ()) -> list[str]:
-    """A short name for each file that tells it from the others: its stem, with folders before it where stems are equal.
+def unique_labels(paths: Sequence[str | os.PathLike[str]], reserved: Collection[str] = ()) -> list[str]:
+    """Return a short unique name for each file: its stem, preceded by folders where stems are equal.
 
     Args:
         paths: the files.
-        taken: names that none may have.
+        reserved: names that must not be used.
     """
     stems = [Path(os.path.abspath(path)).with_suffix("").parts for path in paths]  # noqa: PTH100 links stay as named
     labels: list[str] = []
     for position, parts in enumerate(stems):
-        others = {other for other in stems if other != parts}
+        other_stems = {other_parts for other_parts in stems if other_parts != parts}
         lengths = range(1, len(parts))
-        is_taken = {length: "/".join(parts[-length:]) in taken for length in lengths}
-        found = (n for n in lengths if not is_taken[n] and all(other[-n:] != parts[-n:] for other in others))
-        label = "/".join(parts[-next(found, len(parts)) :])
+        is_reserved = {length: "/".join(parts[-length:]) in reserved for length in lengths}
+        unique_lengths = (
+            n
+            for n in lengths
+            if not is_reserved[n] and all(other_parts[-n:] != parts[-n:] for other_parts in other_stems)
+        )
+        label = "/".join(parts[-next(unique_lengths, len(parts)) :])
         number = stems[:position].count(parts)  # the same file, or one with another ending
         labels.append(f"{label} ({number + 1})" if number else label)
     return labels
@@ -261,7 +274,7 @@ def unique_labels(paths: Sequence[str | os.PathLike[str]], taken: Collection[str
 
 @contextmanager
 def csv_field_limit(max_chars: int) -> Iterator[None]:
-    """Let the fields of CSV files be that long while this lasts; the limit is one of the whole process."""
+    """Set the maximum length of CSV fields inside the context; the limit applies to the whole process."""
     limit = csv.field_size_limit(max_chars)
     try:
         yield

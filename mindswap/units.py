@@ -1,4 +1,4 @@
-"""Bytes, rates and times as people read and write them. Inside mindswap they are integer bytes, bytes/s and ns."""
+"""Parse and format sizes, rates and times. Inside mindswap they are integer bytes, bytes/s and ns."""
 
 import re
 from collections.abc import Iterable
@@ -17,12 +17,12 @@ _QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(?P
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
-    """The quotient, rounded up."""
+    """Return the quotient, rounded up."""
     return -(-dividend // divisor)
 
 
 def common_unit(sizes_bytes: Iterable[int]) -> str:
-    """One unit for numbers that are to be compared: the largest that shows them with one digit in 100 or better.
+    """Return a common unit for sizes that are compared: the largest unit in which the largest size is at least 100.
 
     `MiB` up to 100 GiB, because 1154 and 1114 MiB would both be 1.1 GiB.
     """
@@ -32,11 +32,12 @@ def common_unit(sizes_bytes: Iterable[int]) -> str:
 
 
 def format_bytes(size_bytes: int, unit: str | None = None) -> str:
-    """Binary units with one decimal: `86.0 MiB`, `512 B`; a size below 0.05 of a given unit in its own unit.
+    """Format a size in binary units with one decimal: `86.0 MiB`, `512 B`.
 
     Args:
-        size_bytes: what to show.
-        unit: one of `UNITS`; None takes the one that fits.
+        size_bytes: the size.
+        unit: one of `UNITS`, ignored if the size is below 0.05 of it; None selects the largest unit that is not larger
+            than the size.
     """
     if unit is None or 0 < size_bytes < 0.05 * UNITS[unit]:
         unit = next(unit for unit in reversed(UNITS) if size_bytes >= UNITS[unit] or unit == "B")
@@ -44,17 +45,17 @@ def format_bytes(size_bytes: int, unit: str | None = None) -> str:
 
 
 def format_signed(size_bytes: int) -> str:
-    """A difference of sizes: `+86.0 MiB`, `-512 B`."""
+    """Format a difference of sizes: `+86.0 MiB`, `-512 B`."""
     return ("-" if size_bytes < 0 else "+") + format_bytes(abs(size_bytes))
 
 
 def format_count(number: int, noun: str) -> str:
-    """`1 worker`, `3 workers`, `0 workers`."""
+    """Format a number with its noun: `1 worker`, `3 workers`, `0 workers`."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def format_bandwidth(bytes_per_s: int) -> str:
-    """Decimal units, as links are sold: `23.0 GB/s`, `1.8 TB/s`."""
+    """Format a bandwidth in decimal units, as vendors do: `23.0 GB/s`, `1.8 TB/s`."""
     unit = next(unit for unit in DECIMAL_RATES if bytes_per_s >= BANDWIDTH_UNITS[unit] or unit == "B/s")
     return f"{bytes_per_s / BANDWIDTH_UNITS[unit]:.1f} {unit}"
 

@@ -12,21 +12,21 @@ from mindswap.simulator.cost.hardware import OPTIONS
 from mindswap.system.streams import print_text
 
 FIGURE_PREFIX = "figure_"
-MAX_LAYERS = 10_000  # each is looked at
-MAX_NUMBER = 999_999  # of anything else that is counted
+MAX_LAYERS = 10_000  # limit, because each layer takes time
+MAX_NUMBER = 999_999  # limit of all other counts
 
 
 def optional_path(text: str) -> Path | None:
-    """A type for argparse: a file; "", as of a variable that is not set, is none."""
+    """Parse a path, as a `type` of argparse; None for "", as an unset shell variable gives."""
     return Path(text) if text else None
 
 
-def number_from(least: int, most: int = MAX_NUMBER) -> Callable[[str], int]:
-    """A type for argparse: a number of steps, layers, workers, ..."""
+def number_from(min_value: int, max_value: int = MAX_NUMBER) -> Callable[[str], int]:
+    """Return a `type` of argparse that parses an integer in the range."""
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or len(text) > 6 or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected an integer between {least} and {most}")
+        if not text.isdecimal() or len(text) > 6 or not min_value <= int(text) <= max_value:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected an integer between {min_value} and {max_value}")
         return int(text)
 
     return parse
@@ -74,7 +74,7 @@ def add_rank(parser: argparse._ActionsContainer) -> None:
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """`--device` and an option for each figure of it; `--help` lists those that most need."""
+    """Add `--device` and an option for each figure of a device; `--help` lists the common ones."""
     group = parser.add_argument_group("device", "all figures can be replaced; `mindswap:` of CONFIG takes them too")
     group.add_argument("--device", metavar="NAME|FILE", help=f"{', '.join(list_devices())}, or a .yaml file")
     for name, figure in OPTIONS.items():
@@ -90,30 +90,38 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(args: argparse.Namespace, data: Mapping[str, Any], text: object, is_ok: bool = True) -> int:
-    """Print the answer of a command, with `--json` its data; gives the exit code."""
+    """Print the result of a command: `text`, or `data` with `--json`. Returns the exit code."""
     print_text(answer_text(args.command, data, is_ok) if args.json else text)
     return 0 if is_ok else 1
 
 
 def refuse_given(args: argparse.Namespace, options: str, message: str, fix: str) -> None:
-    """Raise PlanError with the first of the options that is given in place of `{}`.
+    """Raise PlanError if one of the options is used.
 
-    `options` are divided by blanks; `--objective=memory` is given with this value only, and 1 is nothing that is given.
+    Args:
+        args: the parsed command line.
+        options: options separated by blanks; `--objective=memory` stands for this value only. A value of 1 is a
+            default, not a use.
+        message: text of the error; `{}` is replaced by the option.
+        fix: fix of the error; "" for none.
+
+    Raises:
+        PlanError: for the first option that is used.
     """
     for option in options.split():
-        name, _, value = option.partition("=")
-        found = getattr(args, "output" if name == "-o" else name[2:].replace("-", "_"))
-        if found == value if value else bool(found) and (found is True or found != 1):
+        name, _, refused_value = option.partition("=")
+        value = getattr(args, "output" if name == "-o" else name[2:].replace("-", "_"))
+        if value == refused_value if refused_value else bool(value) and (value is True or value != 1):
             raise PlanError(message.format(option.replace("=", " ")) + (f"\n    fix:     {fix}" if fix else ""))
 
 
 def reject_overwrite_without_output(args: argparse.Namespace) -> None:
-    """Refuse `--overwrite` without `-o`. Raises DataError: it is there."""
+    """Raise DataError for `--overwrite` without `-o`."""
     if args.overwrite and not args.output:
         raise DataError("--overwrite: no file is written without -o\n    fix:     -o FILE, or leave it out")
 
 
 def device_overrides(args: argparse.Namespace) -> dict[str, str]:
-    """The figures that options replace."""
-    found = {name: getattr(args, f"{FIGURE_PREFIX}{name}") for name in OPTIONS}
-    return {name: text for name, text in found.items() if text is not None}
+    """Return the figures of the device that options replace: name -> text of the option."""
+    texts = {name: getattr(args, f"{FIGURE_PREFIX}{name}") for name in OPTIONS}
+    return {name: text for name, text in texts.items() if text is not None}

@@ -9,11 +9,11 @@ from mindswap.system.streams import OutputError, drop_output, printable
 
 
 class UsageError(MindswapError):
-    """The words of a command line do not fit.
+    """Invalid arguments of a command line.
 
     Args:
-        usage: how the command is called.
-        message: what is wrong.
+        usage: usage line of the command, and its name.
+        message: the error.
     """
 
     def __init__(self, usage: str, message: str):
@@ -22,15 +22,15 @@ class UsageError(MindswapError):
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong options are an error like any other."""
+    """Argument parser that raises UsageError for invalid arguments."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError where argparse would print the usage and end the process."""
+        """Raise UsageError; argparse would print the usage and exit."""
         raise UsageError(f"{self.format_usage()}{self.prog}", message)
 
 
 def write_out(data: bytes) -> None:
-    """Write to the standard output of a training, which goes on if that fails (`mindswap run ... | head`)."""
+    """Write output of a training to stdout; the training continues if that fails (`mindswap run ... | head`)."""
     try:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -39,5 +39,5 @@ def write_out(data: bytes) -> None:
 
 
 def say(text: str) -> None:
-    """Lines of mindswap beside those of a training."""
+    """Print lines of mindswap between those of a training, each with a prefix."""
     write_out("".join(f"mindswap: {printable(line)}\n" for line in text.splitlines()).encode())

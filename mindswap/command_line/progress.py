@@ -1,4 +1,4 @@
-"""Progress of long commands: a line for each phase, a bar for a search."""
+"""Progress of long commands: a line for each phase, a progress bar for a search."""
 
 import signal
 import sys
@@ -26,15 +26,15 @@ class PhaseLines:
         print(printable(f"[{time.monotonic() - self.begin_s:4.0f} s] {text}"), file=self.stream, flush=True)
 
 
-# A search that takes longer shows how far it is.
+# A search that takes longer shows its progress.
 PATIENCE_S = 2.0
 INTERRUPTED = "\nmindswap: interrupted: the best plan so far comes next; Ctrl-C again ends at once\n"
 
 
 class SearchBar:
-    """Counts simulations; the first Ctrl-C asks the search for its best so far.
+    """Progress of a search in simulations; the first Ctrl-C stops the search, which then returns its best plan.
 
-    A search that takes long shows a bar on a terminal, and elsewhere a line now and then.
+    A long search shows a progress bar on a terminal, and occasional lines elsewhere.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class SearchBar:
 
     def __enter__(self) -> "SearchBar":
         self.handler = signal.getsignal(signal.SIGINT)
-        if self.handler != signal.SIG_IGN:  # as nohup and `&` of a script have it
+        if self.handler != signal.SIG_IGN:  # nohup and `&` in a script ignore the signal
             signal.signal(signal.SIGINT, self._interrupt)
         if not sys.stderr.isatty():
             self.lines.enter_context(heartbeat(self._describe, sys.stderr.write))
@@ -58,7 +58,7 @@ class SearchBar:
         if self.bar is not None:
             self.bar.close()
         self.lines.close()
-        self._end_if_asked()
+        self._end_if_interrupted()
 
     def _describe(self) -> str:
         return f"planning, {format_count(self.num_simulations, 'simulation')}" if self.num_simulations else ""
@@ -66,20 +66,20 @@ class SearchBar:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.num_interrupts += 1
         if self.num_interrupts == 1:
-            write_message(sys.stderr.fileno(), INTERRUPTED)  # print would not do: the signal may come while it prints
+            write_message(sys.stderr.fileno(), INTERRUPTED)  # not print: the signal may arrive inside print
         elif callable(self.handler):
             self.handler(number, frame)
 
-    def _end_if_asked(self) -> None:
-        """End all by the second Ctrl-C: Python drops what a handler raises within a finalizer."""
+    def _end_if_interrupted(self) -> None:
+        """Raise KeyboardInterrupt after the second Ctrl-C: Python drops exceptions of a handler inside a finalizer."""
         if self.num_interrupts > 1:
             raise KeyboardInterrupt
 
     def raise_if_interrupted(self) -> None:
-        """For a search that runs elsewhere."""
-        self._end_if_asked()
+        """Raise `Stop` after Ctrl-C; for a search in another process."""
+        self._end_if_interrupted()
         if self.num_interrupts:
-            from mindswap.planner.solver.search import Stop  # imports numba, which `check` needs not
+            from mindswap.planner.solver.search import Stop  # imports numba, which `check` does not need
 
             raise Stop
 

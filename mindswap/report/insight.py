@@ -37,14 +37,14 @@ class Piece:
     stream: int = 0
 
 
-def write_folders(folder: Path, ranks: Iterable[tuple[int, Files]], title: str, what: str) -> None:
+def write_folders(folder: Path, ranks: Iterable[tuple[int, Files]], title: str, origin: str) -> None:
     """Write `rank_N_ascend_ms` for each rank.
 
     Args:
         folder: output folder, created if it is missing.
         ranks: number and files of each rank.
         title: name of the configuration.
-        what: origin of the figures, a remark that nothing was measured.
+        origin: origin of the figures, a remark that nothing was measured.
 
     Raises:
         DataError: if it cannot be written.
@@ -52,7 +52,7 @@ def write_folders(folder: Path, ranks: Iterable[tuple[int, Files]], title: str, 
     require_folder(folder)
     for rank, files in ranks:
         top = folder / f"rank_{rank}_ascend_ms"
-        about = {"rank_id": rank, "made_by": "mindswap", "what": what, "title": title}
+        about = {"rank_id": rank, "made_by": "mindswap", "what": origin, "title": title}
         write_new(top / f"profiler_info_{rank}.json", json.dumps(about, indent=1) + "\n", overwrite=True)
         for name, text in files.items():
             write_new(top / "ASCEND_PROFILER_OUTPUT" / name, text, overwrite=True)
@@ -63,8 +63,8 @@ def trace_names(processes: Mapping[int, str], threads: Iterable[tuple[int, int, 
     rows = [("process", process, 0, name, process) for process, name in processes.items()]
     rows += [("thread", process, thread, name, thread) for process, thread, name in threads]
     return [
-        {"ph": "M", "name": f"{what}_{key}", "pid": process, "tid": thread, "args": {argument: value}}
-        for what, process, thread, name, order in rows
+        {"ph": "M", "name": f"{owner}_{key}", "pid": process, "tid": thread, "args": {argument: value}}
+        for owner, process, thread, name, order in rows
         for key, argument, value in (("name", "name", name), ("sort_index", "sort_index", order))
     ]
 

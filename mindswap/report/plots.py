@@ -54,8 +54,8 @@ def _words(figure: "Figure") -> str:
     from matplotlib.text import Text
 
     ticks = {id(text) for axis in figure.axes for text in (*axis.get_xticklabels(), *axis.get_yticklabels())}
-    found = [text.get_text() for text in figure.findobj(Text) if text.get_visible() and id(text) not in ticks]
-    return "\n".join(text for text in found if text)
+    texts = [text.get_text() for text in figure.findobj(Text) if text.get_visible() and id(text) not in ticks]
+    return "\n".join(text for text in texts if text)
 
 
 # Step times that differ by a larger factor are drawn on a logarithmic scale; points that are slower than every plan by
@@ -171,9 +171,13 @@ def _colour(point: Compared, points: Sequence[Compared], budget_bytes: int | Non
     """Return red for points over the budget, blue for Pareto-optimal points, else grey."""
     if budget_bytes is not None and point.peak_bytes > budget_bytes:
         return BUDGET.light
-    own = (point.peak_bytes, point.step_time_ns)
-    others = ((other.peak_bytes, other.step_time_ns) for other in points)
-    return OTHER if any(size <= own[0] and time <= own[1] and (size, time) != own for size, time in others) else BEST
+    values = (point.peak_bytes, point.step_time_ns)
+    all_values = ((compared.peak_bytes, compared.step_time_ns) for compared in points)
+    return (
+        OTHER
+        if any(size <= values[0] and time <= values[1] and (size, time) != values for size, time in all_values)
+        else BEST
+    )
 
 
 def _joined(points: Sequence[Compared]) -> list[Compared]:

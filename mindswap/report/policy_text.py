@@ -16,8 +16,8 @@ def format_policy(summary: PolicySummary) -> str:
     count = "unknown number of layers" if num_layers is None else format_count(num_layers, "layer")
     lines = [f"policy: swap is on, {count}" + (f"; operators of {summary.source}" if summary.source else "")]
     for group in summary.groups:
-        is_rest = group.layers.indices is None and len(summary.groups) > 1
-        lines.append(f"  {'every other layer' if is_rest else format_layers(group.layers)}")
+        is_default = group.layers.indices is None and len(summary.groups) > 1
+        lines.append(f"  {'every other layer' if is_default else format_layers(group.layers)}")
         lines += [f"    {line}" for line in format_actions(group.actions)]
     return "\n".join(lines)
 

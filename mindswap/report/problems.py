@@ -17,17 +17,20 @@ _BOLD, _RESET = "\033[1m", "\033[0m"
 
 def format_problems(problems: Iterable[Problem], colour: bool = False) -> str:
     """Format problems in file order, one block of lines each; limited to `MAX_SHOWN`, then with their number."""
-    found = sort_problems(problems)
-    blocks = [_format(problem, colour) for problem in _shown(found)]
-    if len(blocks) < len(found):
-        blocks.append(f"... {len(blocks)} of {len(found)} problems are shown")
+    sorted_problems = sort_problems(problems)
+    blocks = [_format(problem, colour) for problem in _shown(sorted_problems)]
+    if len(blocks) < len(sorted_problems):
+        blocks.append(f"... {len(blocks)} of {len(sorted_problems)} problems are shown")
     return "\n".join(blocks)
 
 
 def problems_to_data(problems: Iterable[Problem]) -> dict[str, Any]:
     """Return problems as JSON data: `problems`, limited to `MAX_SHOWN`, and `num_problems`."""
-    found = sort_problems(problems)
-    return {"problems": [_to_data(problem) for problem in _shown(found)], "num_problems": len(found)}
+    sorted_problems = sort_problems(problems)
+    return {
+        "problems": [_to_data(problem) for problem in _shown(sorted_problems)],
+        "num_problems": len(sorted_problems),
+    }
 
 
 def _shown(problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
@@ -39,8 +42,8 @@ def _shown(problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
 
 
 def _to_data(problem: Problem) -> dict[str, Any]:
-    said = {"message": problem.message, "allowed": problem.allowed, "fix": problem.fix}
-    return {**asdict(problem.location), "rule": problem.rule, "level": problem.level.value, **said}
+    texts = {"message": problem.message, "allowed": problem.allowed, "fix": problem.fix}
+    return {**asdict(problem.location), "rule": problem.rule, "level": problem.level.value, **texts}
 
 
 def format_counts(problems: Iterable[Problem], ignored: Iterable[Problem] = ()) -> str:

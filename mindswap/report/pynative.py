@@ -50,7 +50,9 @@ def format_layers_2x(effect: SettingsEffect) -> str:
     """Format the effect in each layer, equal layers once."""
     lines: list[str] = []
     num_layers = len(effect.layers)
-    for indices, layer in group_equal(effect.layers, lambda one: replace(one, fetch_layer=None), range(num_layers)):
+    for indices, layer in group_equal(
+        effect.layers, lambda outcome: replace(outcome, fetch_layer=None), range(num_layers)
+    ):
         repeat = f" (x{len(indices)})" if len(indices) > 1 else ""
         lines.append(f"[{name_indices('layer', indices)}]{repeat}")
         lines += [f"    {line}" for line in _layer_lines(layer)]
@@ -64,9 +66,9 @@ def _layer_lines(layer: LayerOutcome) -> list[str]:
     lines += [f"not recomputed  {escape(path)}" for path in layer.excluded]
     moved = [("the whole layer", layer.is_recomputed)] if layer.is_swapped else []
     moved += [(escape(path), path in layer.recomputed) for path in layer.swapped]
-    for what, is_recomputed in moved:
+    for swapped, is_recomputed in moved:
         saved = "its input only, since it is recomputed" if is_recomputed else "what it saves for backward"
-        lines.append(f"swap       {what}: {saved}")
+        lines.append(f"swap       {swapped}: {saved}")
     lines += [
         f"dropped    {_NAMES[drop.option]} '{escape(drop.path)}': {escape(drop.reason)}"
         for drop in dict.fromkeys(layer.drops)

@@ -65,9 +65,9 @@ def describe_budget(peak_bytes: int, budget_bytes: int | None, margin_permille: 
     return "" if budget_bytes is None else MemoryBudget(budget_bytes, margin_permille).describe(peak_bytes)
 
 
-def format_share(part: int, whole: int) -> str:
+def format_share(part: int, total: int) -> str:
     """Format a percentage, for example `3.1 %`; `-` for zero."""
-    return f"{100 * part / whole:.1f} %" if part and whole else "-"
+    return f"{100 * part / total:.1f} %" if part and total else "-"
 
 
 class Headline(NamedTuple):
@@ -81,7 +81,7 @@ class Headline(NamedTuple):
 def headline(report: SimulationReport) -> tuple[Headline, ...]:
     """Return the headline figures."""
     stage = report.peak_stage
-    which = f"stage {stage.stage}, " if len(report.stages) > 1 else ""
+    stage_prefix = f"stage {stage.stage}, " if len(report.stages) > 1 else ""
     when = format_time(stage.moment.time_ns)
     exposed = report.exposed_copy_ns
     share = f"{format_share(exposed, report.step_time_ns)} of the step" if exposed else ""
@@ -96,7 +96,7 @@ def headline(report: SimulationReport) -> tuple[Headline, ...]:
         Headline(Head.TOKENS, f"{report.tokens_per_s:.0f}", f"{report.num_cards} cards" * (report.num_cards > 1)),
         Headline(Head.MFU, mfu, f"of {report.peak_flops / 1e12:.1f} TFLOPS per card"),
         Headline(Head.PEAK, format_bytes(stage.peak_bytes), budget),
-        Headline(Head.MOMENT, when, which + describe_moment(stage.moment)),
+        Headline(Head.MOMENT, when, stage_prefix + describe_moment(stage.moment)),
         Headline(Head.EXPOSED, format_time(exposed), share),
         Headline(Head.HOST, host, f"pinned per card; {format_bytes(report.host_bytes_per_node)} per node"),
     )
@@ -147,15 +147,15 @@ def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
     is_one_layer = np.maximum.reduceat(layers, first) == np.minimum.reduceat(layers, first)
     joined["layer"] = np.where(is_one_layer, joined["layer"], -1)
     # Waits precede the work, from the start of the group, and get its layer and micro-batch.
-    of_work, own = is_work[shown[first]], group[shown[first]]
-    begin, last = (np.flatnonzero(np.diff(own, **edge)) for edge in ({"prepend": -1}, {"append": -1}))
+    of_work, group_of_joined = is_work[shown[first]], group[shown[first]]
+    begin, last = (np.flatnonzero(np.diff(group_of_joined, **edge)) for edge in ({"prepend": -1}, {"append": -1}))
     for name in ("layer", "micro_batch"):
-        joined[name] = joined[name][last][own]
+        joined[name] = joined[name][last][group_of_joined]
     joined["label"] = np.where(of_work, joined["label"], -1)
     waited_ns = np.where(of_work, 0, joined["busy_ns"])
     so_far_ns = np.cumsum(waited_ns) - waited_ns
     group_start_ns = np.minimum.reduceat(np.minimum.reduceat(bars.start_ns[shown], first), begin)
-    joined["start_ns"] = group_start_ns[own] + so_far_ns - so_far_ns[begin][own]
+    joined["start_ns"] = group_start_ns[group_of_joined] + so_far_ns - so_far_ns[begin][group_of_joined]
     joined["end_ns"] = np.where(of_work, np.maximum.reduceat(bars.end_ns[shown], first), joined["start_ns"] + waited_ns)
     return joined
 

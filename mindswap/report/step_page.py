@@ -149,7 +149,7 @@ def format_html(
         dry_run: sections of a dry run, for `step.html`.
     """
     stage = report.peak_stage
-    which = f"Stage {stage.stage}, at " if len(report.stages) > 1 else "At "
+    prefix = f"Stage {stage.stage}, at " if len(report.stages) > 1 else "At "
     # A "<" in the data could end the script element; in JSON it may be written as its number.
     data = json.dumps(page_data(report, curves), separators=(",", ":")).replace("<", "\\u003c")
     return render(
@@ -164,10 +164,10 @@ def format_html(
         dry_run=dry_run,
         report=report,
         stage_header=STAGE_HEADER,
-        stages=[(cells, _shares(each)) for each, cells in stage_rows(report)],
+        stages=[(cells, _shares(stage_report)) for stage_report, cells in stage_rows(report)],
         step_ns=max(1, report.timeline.step_time_ns),
         terms=sorted((term for term in report.terms if term.duration_ns), key=lambda term: -term.duration_ns),
-        moment=which + format_time(stage.memory.peak_ns) + ": " + describe_moment(stage.moment),
+        moment=prefix + format_time(stage.memory.peak_ns) + ": " + describe_moment(stage.moment),
         parts=(["part", "size", "of the peak"], part_rows(stage)),
         held=list(_held(stage)),
         layers=(LAYER_HEADER, layer_rows(report)),
@@ -213,8 +213,8 @@ def _held(stage: StageReport) -> Iterable[tuple[int, str, str, str, str]]:
     """Yield the memory at the peak: bytes, producer, layers, purpose and colour."""
     for part, size_bytes in stage.static_parts.items():
         yield size_bytes, part.title, "", "static", "static"
-    for each in stage.holders[:NUM_HOLDERS]:
-        colour = f"memory-{each.kind:d}"
-        yield each.size_bytes, each.label, describe_layers(each.layers), each.part.title, colour
-    if rest := stage.holders[NUM_HOLDERS:]:
-        yield sum(holder.size_bytes for holder in rest), f"{len(rest)} more", "", "", "soft"
+    for holder in stage.holders[:NUM_HOLDERS]:
+        colour = f"memory-{holder.kind:d}"
+        yield holder.size_bytes, holder.label, describe_layers(holder.layers), holder.part.title, colour
+    if remaining := stage.holders[NUM_HOLDERS:]:
+        yield sum(holder.size_bytes for holder in remaining), f"{len(remaining)} more", "", "", "soft"

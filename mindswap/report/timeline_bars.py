@@ -97,23 +97,35 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
     """Return a bar for each operator, copy and wait of a stage with a duration above zero."""
     program = timeline.program
     ops, copies = program.ops, program.copies
-    own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
-    moved = np.flatnonzero(program.copies_stage == stage)
-    lane, kind = _translate(_OF_OP, ops.kind[own])
-    is_communication = ops.kind[own] >= OpKind.COLLECTIVE
-    run = ops.label[own], ops.layer[own], ops.micro_batch[own] // program.num_sequences
+    ops_of_stage = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
+    copies_of_stage = np.flatnonzero(program.copies_stage == stage)
+    lane, kind = _translate(_OF_OP, ops.kind[ops_of_stage])
+    is_communication = ops.kind[ops_of_stage] >= OpKind.COLLECTIVE
+    run = ops.label[ops_of_stage], ops.layer[ops_of_stage], ops.micro_batch[ops_of_stage] // program.num_sequences
     copied = (
-        copies.label[moved],
-        copies.layer[moved],
-        copies.micro_batch[moved] // program.num_sequences,
-        copies.size_bytes[moved],
+        copies.label[copies_of_stage],
+        copies.layer[copies_of_stage],
+        copies.micro_batch[copies_of_stage] // program.num_sequences,
+        copies.size_bytes[copies_of_stage],
     )
-    end = np.array([timeline.op_end_ns[own[~is_communication]].max(initial=0)])
+    end = np.array([timeline.op_end_ns[ops_of_stage[~is_communication]].max(initial=0)])
     parts = (
-        _part(lane, kind, timeline.op_start_ns[own], timeline.op_end_ns[own], *run),
+        _part(lane, kind, timeline.op_start_ns[ops_of_stage], timeline.op_end_ns[ops_of_stage], *run),
         _stalls(timeline, stage),
-        _part(Lane.COPY_OUT, BarKind.COPY_OUT, timeline.out_start_ns[moved], timeline.out_end_ns[moved], *copied),
-        _part(Lane.COPY_IN, BarKind.COPY_IN, timeline.in_start_ns[moved], timeline.in_end_ns[moved], *copied),
+        _part(
+            Lane.COPY_OUT,
+            BarKind.COPY_OUT,
+            timeline.out_start_ns[copies_of_stage],
+            timeline.out_end_ns[copies_of_stage],
+            *copied,
+        ),
+        _part(
+            Lane.COPY_IN,
+            BarKind.COPY_IN,
+            timeline.in_start_ns[copies_of_stage],
+            timeline.in_end_ns[copies_of_stage],
+            *copied,
+        ),
         # A stage that ends before the step does has a bubble at its end.
         _part(
             lane=Lane.COMPUTE,

@@ -200,17 +200,17 @@ class Answer:
     data: Any  # parsed JSON; None without any
     error: str  # error message, or the last lines of the standard error
 
-    def require(self, what: str) -> Any:
+    def require(self, action: str) -> Any:
         """Return the data.
 
         Args:
-            what: name of the action, for the error.
+            action: name of the action, for the error.
 
         Raises:
             LaunchError: if there is none.
         """
         if self.data is None:
-            raise LaunchError(f"{what}: {self.error or f'exit code {self.exit_code}'}")
+            raise LaunchError(f"{action}: {self.error or f'exit code {self.exit_code}'}")
         return self.data
 
 
@@ -250,5 +250,5 @@ def ask(
         data = None
     if isinstance(data, dict) and data.get("error") is not None:
         data = None  # the standard error has it, too
-    said = error_text.rpartition("mindswap: error: ")[2]  # without progress messages; all of it if there is no error
-    return Answer(process.returncode, data, "\n".join(said.strip().splitlines()[-12:]))
+    message = error_text.rpartition("mindswap: error: ")[2]  # without progress messages; all of it if there is no error
+    return Answer(process.returncode, data, "\n".join(message.strip().splitlines()[-12:]))

@@ -217,13 +217,13 @@ def cached_folder(root: Path, kind: str, name: str, make: Callable[[Path], objec
     return folder
 
 
-def _install(made: Path, folder: Path) -> None:
+def _install(new_folder: Path, folder: Path) -> None:
     """Rename a folder to its final path, replacing an invalid one; a valid one of another process is kept."""
     for _ in range(10):
         try:
             if not folder.is_dir() or folder.is_symlink():
                 _remove(folder)
-            made.rename(folder)
+            new_folder.rename(folder)
             return
         except OSError:
             if not os.path.lexists(folder):
@@ -316,7 +316,7 @@ def _entries(folder: Path) -> list[CacheEntry]:
     """List entries, recognized by name and, for folders, by manifest. All other files belong to the user."""
     paths = [path for path in _children(folder) if _FILE_NAME.fullmatch(path.name) and _is_regular(path)]
     paths += [path for kind in FOLDERS for path in _children(folder / kind) if _is_entry_folder(path)]
-    found = []
+    entries = []
     for path in paths:
         with contextlib.suppress(OSError):  # gone meanwhile
             status = path.lstat()
@@ -325,8 +325,8 @@ def _entries(folder: Path) -> list[CacheEntry]:
                 files = [(path / name).lstat() for name in (*_files(path), *_existing(path, MANIFEST))]
                 size_bytes = sum(map(_disk_bytes, files))
                 used_ns = max([used_ns, *((path / name).lstat().st_mtime_ns for name in _existing(path, MANIFEST))])
-            found.append(CacheEntry(used_ns, path, size_bytes))
-    return found
+            entries.append(CacheEntry(used_ns, path, size_bytes))
+    return entries
 
 
 def _disk_bytes(status: os.stat_result) -> int:

@@ -119,8 +119,8 @@ def package_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
     Args:
         environ: the user's variables; default is `user_environment`.
     """
-    given = user_environment() if environ is None else environ
-    passing = {name: text for name, text in given.items() if name in _PASSING or not name.startswith(_OF_LIBRARIES)}
+    variables = user_environment() if environ is None else environ
+    passing = {name: text for name, text in variables.items() if name in _PASSING or not name.startswith(_OF_LIBRARIES)}
     return _with_absolute_folders(passing) | _SET | {"HOME": str(home_folder(passing).absolute())}
 
 
@@ -130,9 +130,9 @@ def readable_environment(environ: Mapping[str, str] | None = None) -> dict[str, 
     Args:
         environ: see `package_environment`.
     """
-    given = user_environment() if environ is None else environ
-    kept = {name: text for name, text in given.items() if not name.startswith(_HIDES_LOG)}
-    level = given.get("GLOG_v", "")
+    variables = user_environment() if environ is None else environ
+    kept = {name: text for name, text in variables.items() if not name.startswith(_HIDES_LOG)}
+    level = variables.get("GLOG_v", "")
     return kept | ({"GLOG_v": level} if level in ("0", "1") else {})
 
 

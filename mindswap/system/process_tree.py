@@ -20,17 +20,17 @@ def become_subreaper() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _looked_at(processes: Iterable[psutil.Process], what: str) -> Iterator[tuple[int, Any]]:
-    """Yield id and attribute `what` of each process; skip those that ended or belong to another user."""
+def _read_attribute(processes: Iterable[psutil.Process], attribute: str) -> Iterator[tuple[int, Any]]:
+    """Yield the id and `attribute()` of each process; skip processes that ended or belong to another user."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            yield process.pid, getattr(process, what)()
+            yield process.pid, getattr(process, attribute)()
 
 
 def descendants() -> list[int]:
     """Return the ids of all running descendants, parents first."""
-    found = _looked_at(psutil.Process().children(recursive=True), "status")
-    return [pid for pid, state in found if state != psutil.STATUS_ZOMBIE]
+    states = _read_attribute(psutil.Process().children(recursive=True), "status")
+    return [pid for pid, state in states if state != psutil.STATUS_ZOMBIE]
 
 
 def stop_descendants(grace_s: float = 5.0) -> int:
@@ -65,13 +65,15 @@ def stop_processes(find: Callable[[], list[int]], grace_s: float = 5.0, limit_s:
 
 def marked_processes(name: str, value: str) -> list[int]:
     """Return the ids of processes with this environment variable, independent of their parents."""
-    return [pid for pid, own in _looked_at(psutil.process_iter(), "environ") if own.get(name) == value]
+    return [pid for pid, variables in _read_attribute(psutil.process_iter(), "environ") if variables.get(name) == value]
 
 
 def worker_ranks() -> dict[int, int]:
     """Return process id -> rank of the workers of msrun among the descendants."""
-    found = _looked_at(psutil.Process().children(recursive=True), "environ")
-    ranks = {pid: own.get("RANK_ID", "") for pid, own in found if own.get("MS_ROLE") == "MS_WORKER"}
+    environments = _read_attribute(psutil.Process().children(recursive=True), "environ")
+    ranks = {
+        pid: variables.get("RANK_ID", "") for pid, variables in environments if variables.get("MS_ROLE") == "MS_WORKER"
+    }
     return {pid: int(rank) for pid, rank in ranks.items() if rank.isdecimal()}
 
 

@@ -145,19 +145,19 @@ def _remove_own_files(top: Path) -> None:
     for _, folders, files, descriptor in os.fwalk(top, topdown=False, follow_symlinks=False):
         for name in files:
             if _OWN_FILES.fullmatch(name) and name != MARKER:
-                _remove_own(name, descriptor, os.unlink)
+                _remove_owned(name, descriptor, os.unlink)
         for name in folders:  # a link to a folder is among them
             if stat.S_ISLNK(os.lstat(name, dir_fd=descriptor).st_mode):
                 if _OWN_FILES.fullmatch(name):
-                    _remove_own(name, descriptor, os.unlink)
+                    _remove_owned(name, descriptor, os.unlink)
             else:
-                _remove_own(name, descriptor, os.rmdir)
+                _remove_owned(name, descriptor, os.rmdir)
     if [path.name for path in top.iterdir()] == [MARKER]:
         (top / MARKER).unlink()
         top.rmdir()
 
 
-def _remove_own(name: str, folder: int, remove: Callable[..., None]) -> None:
+def _remove_owned(name: str, folder: int, remove: Callable[..., None]) -> None:
     with suppress(OSError):  # not empty, or gone meanwhile
         if os.lstat(name, dir_fd=folder).st_uid == os.geteuid():
             remove(name, dir_fd=folder)
@@ -169,12 +169,12 @@ def is_scratch(folder: Path) -> bool:
     Raises:
         OSError: if it cannot be read.
     """
-    place = folder.lstat()
-    if not stat.S_ISDIR(place.st_mode) or place.st_uid != os.geteuid():
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         return False
     marker = (folder / MARKER).lstat()
-    is_own = stat.S_ISREG(marker.st_mode) and marker.st_uid == os.geteuid()
-    return is_own and (folder / MARKER).read_bytes().startswith(_mark(folder))
+    is_ours = stat.S_ISREG(marker.st_mode) and marker.st_uid == os.geteuid()
+    return is_ours and (folder / MARKER).read_bytes().startswith(_mark(folder))
 
 
 def _mark(folder: Path) -> bytes:

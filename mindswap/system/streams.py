@@ -86,7 +86,7 @@ def printable(text: str) -> str:
 
     Names, files and logs may have any; a terminal would obey them.
     """
-    return _UNUSUAL.sub(lambda found: found[0] if _is_shown(found[0]) else _escaped(found[0]), text)
+    return _UNUSUAL.sub(lambda match: match[0] if _is_shown(match[0]) else _escaped(match[0]), text)
 
 
 def _is_shown(character: str) -> bool:
