@@ -241,18 +241,18 @@ def is_same(left: object, right: object) -> bool:
 
     NaN equals NaN, and a tuple equals a list with the same elements. Shared parts are compared once.
     """
-    seen: set[tuple[int, int]] = set()
+    compared_pairs: set[tuple[int, int]] = set()
 
     def compare(a: object, b: object) -> bool:
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            if (id(a), id(b)) in seen:
+            if (id(a), id(b)) in compared_pairs:
                 return True
-            seen.add((id(a), id(b)))
+            compared_pairs.add((id(a), id(b)))
             return list(a) == list(b) and all(compare(a[key], b[key]) for key in a)
         if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-            if (id(a), id(b)) in seen:
+            if (id(a), id(b)) in compared_pairs:
                 return True
-            seen.add((id(a), id(b)))
+            compared_pairs.add((id(a), id(b)))
             return len(a) == len(b) and all(map(compare, a, b))
         return type(a) is type(b) and (a == b or (a != a and b != b))  # noqa: PLR0124 NaN
 

@@ -101,8 +101,8 @@ class Pipeline:
             return Layout(((num_layers,),), num_layers)  # MindFormers then ignores the offset
         if self.num_stages * self.num_chunks > MAX_CELLS:
             raise LayoutError(f"{self.num_stages} stages x {self.num_chunks} chunks are more than {num_layers} layers")
-        average, rest = divmod(num_layers, self.num_stages * self.num_chunks)
-        rows = self._offset_rows(table, rest, num_layers)
+        average, remainder = divmod(num_layers, self.num_stages * self.num_chunks)
+        rows = self._offset_rows(table, remainder, num_layers)
         sizes = [[average + extra for extra in row] for row in rows]
         flat = [size for row in sizes for size in row]
         if flat[0] < 0 or flat[-1] < 0 or any(size < 1 for size in flat[1:-1]):
@@ -116,9 +116,9 @@ class Pipeline:
 
     def even_offset(self, num_layers: int) -> list[int] | list[list[int]]:
         """Return a valid offset with extra layers on the first stages, for models with a layer for each cell."""
-        rest = num_layers % (self.num_stages * self.num_chunks)
+        remainder = num_layers % (self.num_stages * self.num_chunks)
         first = range(0, self.num_stages * self.num_chunks, self.num_stages)
-        rows = [[int(index < rest) for index in range(start, start + self.num_stages)] for start in first]
+        rows = [[int(index < remainder) for index in range(start, start + self.num_stages)] for start in first]
         return rows if self.num_chunks > 1 else rows[0]
 
     def offset_of(self, layout: Layout) -> list[int] | list[list[int]]:
@@ -139,7 +139,7 @@ class Pipeline:
             raise LayoutError(f"{self.offset} has lists of different lengths")
         return table
 
-    def _offset_rows(self, table: list[list[int]], rest: int, num_layers: int) -> list[list[int]]:
+    def _offset_rows(self, table: list[list[int]], remainder: int, num_layers: int) -> list[list[int]]:
         """Return the offset of each chunk and stage; a single list applies to every chunk."""
         is_per_chunk = isinstance(self.offset, list) and any(isinstance(row, list) for row in self.offset)
         if any(len(row) != self.num_stages for row in table):
@@ -147,10 +147,10 @@ class Pipeline:
         if is_per_chunk and len(table) != self.num_chunks:
             raise LayoutError(f"{self.offset} has {len(table)} lists, not one for each of {self.num_chunks} chunks")
         total = sum(map(sum, table)) if isinstance(self.offset, list) else self.offset
-        if total != rest:
+        if total != remainder:
             raise LayoutError(
                 f"{self.offset} adds up to {int(total)}, but {num_layers} layers on {self.num_stages} stages x "
-                f"{self.num_chunks} chunks leave a rest of {rest}"
+                f"{self.num_chunks} chunks leave a rest of {remainder}"
             )
         return [list(map(int, row)) for row in table * (1 if is_per_chunk else self.num_chunks)]
 

@@ -20,22 +20,22 @@ from mindswap.files import file_name, package_data
 FOLDER_KEY = "pretrained_model_dir"
 FOLDER_RULE = "pretrained-model-dir"
 CONFIG_NAME = "config.json"
-_given: contextvars.ContextVar[str | None] = contextvars.ContextVar("pretrained_model_dir", default=None)
+_folder_of_option: contextvars.ContextVar[str | None] = contextvars.ContextVar("pretrained_model_dir", default=None)
 
 
 @contextlib.contextmanager
 def use_folder(folder: str | None) -> Iterator[None]:
     """Take the model of every configuration from a folder inside the context; None changes nothing."""
-    token = _given.set(folder)
+    token = _folder_of_option.set(folder)
     try:
         yield
     finally:
-        _given.reset(token)
+        _folder_of_option.reset(token)
 
 
 def given_folder() -> str | None:
     """Return the folder of `--pretrained_model_dir`; None without it."""
-    return _given.get()
+    return _folder_of_option.get()
 
 
 def with_model_of_folder(document: Document) -> Document:

@@ -112,10 +112,10 @@ def _quote_problem(quote: _Position, text: str, file: str) -> Problem:
     """Return the problem of a quote that is not closed in its line; the fix has the text that was probably meant."""
     number, column = quote
     line = text.splitlines()[number]
-    mark, rest = line[column], line[column + 1 :]
+    mark, following_text = line[column], line[column + 1 :]
     before = line[:column]
     is_flow = any(before.count(opening) > before.count(closing) for opening, closing in ("[]", "{}"))
-    content = re.split(r"[,\]}]|\s#" if is_flow else r"\s#", rest)[0].rstrip()
+    content = re.split(r"[,\]}]|\s#" if is_flow else r"\s#", following_text)[0].rstrip()
     message = "the quoted text that begins here is not closed in its line"
     return Problem(Location(file, number + 1, column + 1), RULE, Level.ERROR, message, fix=f"{mark}{content}{mark}")
 

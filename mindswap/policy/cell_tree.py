@@ -197,14 +197,14 @@ def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTre
             settings[key] = _number(model_config.get(key, default)) >= threshold
         for variant in table["variants"]:
             if all(settings.get(key) == value for key, value in variant["when"].items()):
-                made_with = " ".join(f"{name} {version}" for name, version in table["generated_with"].items())
+                versions = " ".join(f"{name} {version}" for name, version in table["generated_with"].items())
                 common = table["uses"] | variant["uses"]  # of all variants, and of this one
                 uses = {path: tuple(users.split()) for path, users in sorted(common.items())}
                 key, default = table.get("dense", ("", 0))
                 num_dense = min(_number(model_config.get(key, default)), num_layers)
                 dense = (_tree(table["cells"], variant["dense_tree"]),) * num_dense if num_dense else ()
                 layers = (*dense, *(_tree(table["cells"], variant["tree"]),) * (num_layers - num_dense))
-                source = f"table {table['family']} ({made_with})"
+                source = f"table {table['family']} ({versions})"
                 return LayerTrees(layers, uses, source, _read_mtp_layer(table, model_config, layers))
     return None
 

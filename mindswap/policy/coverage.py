@@ -90,10 +90,10 @@ class Coverage:
         shared_layers: list[int] = []
         shared: set[str] = set()
         for layer_class, indices in self.layers_by_class(layers).items():
-            both = self.operators(left, layer_class) & self.operators(right, layer_class)
-            if both:
+            common_operators = self.operators(left, layer_class) & self.operators(right, layer_class)
+            if common_operators:
                 shared_layers += indices
-                shared |= both
+                shared |= common_operators
         return tuple(sorted(shared_layers)), tuple(sorted(shared))
 
 

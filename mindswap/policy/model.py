@@ -42,14 +42,14 @@ class Layers:
     indices: tuple[int, ...] | None
 
     def __init__(self, *indices: int | Iterable[int] | None):
-        given: Iterable[Any] = indices
+        values: Iterable[Any] = indices
         if len(indices) == 1 and not isinstance(indices[0], int):
-            given = indices[0] if isinstance(indices[0], Iterable) and not isinstance(indices[0], str) else indices
-        given = tuple(given)
-        wrong = [index for index in given if isinstance(index, bool) or not isinstance(index, int) or index < 0]
-        if wrong and given != (None,):
+            values = indices[0] if isinstance(indices[0], Iterable) and not isinstance(indices[0], str) else indices
+        values = tuple(values)
+        wrong = [index for index in values if isinstance(index, bool) or not isinstance(index, int) or index < 0]
+        if wrong and values != (None,):
             raise MindswapError(f"Layers: {wrong[0]!r} is not a layer index\n    allowed: indices from 0: Layers(0, 3)")
-        object.__setattr__(self, "indices", None if wrong else tuple(sorted(set(given))))
+        object.__setattr__(self, "indices", None if wrong else tuple(sorted(set(values))))
 
     def __repr__(self) -> str:
         return f"Layers({'None' if self.indices is None else ', '.join(map(str, self.indices))})"
@@ -144,13 +144,13 @@ class OpRecompute(_ValidatedEntry):
     layers: Layers
 
 
-def _entries(name: str, given: object) -> tuple[Any, ...]:
+def _entries(name: str, value: object) -> tuple[Any, ...]:
     """Convert the value of a field of `ENTRY_FIELDS` to a tuple of entries, or raise MindswapError."""
     kind = {"layer_swap": LayerSwap, "op_swap": OpSwap}.get(name, OpRecompute)
-    entries = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    entries = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
     wrong = [entry for entry in entries if not isinstance(entry, kind)]
-    if wrong or not isinstance(given, Iterable):
-        shown = repr(wrong[0] if wrong else given)
+    if wrong or not isinstance(value, Iterable):
+        shown = repr(wrong[0] if wrong else value)
         raise MindswapError(f"{name}: {shown} is not a list of entries\n    fix:     {name}=[{kind.__name__}(...)]")
     return entries
 

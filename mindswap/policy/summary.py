@@ -56,7 +56,9 @@ class LayerAction:
     @property
     def reasons(self) -> tuple[str, ...]:
         """The overrides in words: `op_swap 'a' with prefetch 10 overrides layer_swap with prefetch 1`."""
-        return tuple(f"{_format_entry(each.winner)} overrides {_format_entry(each.loser)}" for each in self.overrides)
+        return tuple(
+            f"{_format_entry(override.winner)} overrides {_format_entry(override.loser)}" for override in self.overrides
+        )
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -188,7 +190,12 @@ def _with_overrides(action: LayerAction, overrides: Mapping[Path, tuple[Override
     if action.action in (MemoryAction.RECOMPUTE_OUTPUT, MemoryAction.RECOMPUTE_COMM):
         return action
     prefix = tuple(action.name.split(".")) if action.name else ()
-    of_part = (override for path, found in overrides.items() if path[: len(prefix)] == prefix for override in found)
+    of_part = (
+        override
+        for path, path_overrides in overrides.items()
+        if path[: len(prefix)] == prefix
+        for override in path_overrides
+    )
     return replace(action, overrides=tuple(dict.fromkeys(of_part)))
 
 

@@ -40,8 +40,8 @@ def format_layers(layers: Layers) -> str:
 def format_names(names: Iterable[str], limit: int = 3) -> str:
     """Format the first `limit` names, and the number of the others."""
     names = tuple(names)
-    rest = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+    num_more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {num_more} more" if num_more > 0 else "")
 
 
 def closest_names(name: str, candidates: Iterable[str], limit: int = 1, min_similarity: float = 0.0) -> list[str]:

@@ -214,9 +214,9 @@ def missing_num_layers(document: Document) -> str:
     near = closest_names(NUM_LAYERS_KEYS[0], keys, min_similarity=0.7)
     fix = f"write '{NUM_LAYERS_KEYS[0]}' in place of '{near[0]}'" if near else f"add '{NUM_LAYERS_KEYS[0]}: N' there"
     location = document.location_of(*path, *near) if section is not None else document.location_of(path[0])
-    others = ", ".join(NUM_LAYERS_KEYS[1:])
+    other_keys = ", ".join(NUM_LAYERS_KEYS[1:])
     return (
-        f"{location}: {'.'.join(path)}: there is no {NUM_LAYERS_KEYS[0]} (or {others})\n"
+        f"{location}: {'.'.join(path)}: there is no {NUM_LAYERS_KEYS[0]} (or {other_keys})\n"
         f"    fix:     {fix}, or give --num-layers N where the command has it"
     )
 

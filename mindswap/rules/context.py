@@ -65,11 +65,11 @@ class FirstOfLayer:
     _statements: dict[Hashable, list[tuple[int, Statement, Hashable]]] = field(default_factory=dict)
     _count: int = 0
 
-    def other(self, layers: Layers, value: Hashable) -> Statement | None:
+    def find_different(self, layers: Layers, value: Hashable) -> Statement | None:
         """Return the first statement of one of these layers with another value; None if there is none."""
         entries = (entry for key in _index_keys(layers, is_query=True) for entry in self._statements.get(key, ()))
-        others = (entry for entry in entries if entry[2] != value)
-        first = min(others, key=lambda entry: entry[0], default=None)
+        candidates = (entry for entry in entries if entry[2] != value)
+        first = min(candidates, key=lambda entry: entry[0], default=None)
         return first[1] if first is not None else None
 
     def add(self, statement: Statement, value: Hashable) -> None:

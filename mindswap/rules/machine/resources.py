@@ -54,14 +54,22 @@ def _find_ports(facts: MachineFacts) -> Iterator[Diagnosis]:
     base = facts.environ.get("HCCL_IF_BASE_PORT", "")
     first = int(base) if base.isdecimal() and len(base) < 6 else HCCL_BASE_PORT
     hccl_ports = range(first, first + NUM_HCCL_PORTS)
-    taken = sorted(machine.ports.intersection(hccl_ports))
-    if taken:
-        yield diagnosis("hccl-ports", taken=", ".join(map(str, taken)), first=first, last=hccl_ports[-1])
+    used_ports = sorted(machine.ports.intersection(hccl_ports))
+    if used_ports:
+        yield diagnosis("hccl-ports", taken=", ".join(map(str, used_ports)), first=first, last=hccl_ports[-1])
     if machine.ephemeral_ports and facts.software.num_cards:
         low, high = machine.ephemeral_ports
-        given = [number for number in hccl_ports if low <= number <= high and number not in machine.reserved_ports]
-        if given and not taken:
-            yield diagnosis("hccl-ports-not-reserved", low=given[0], high=given[-1], first=first, last=hccl_ports[-1])
+        unreserved_ports = [
+            number for number in hccl_ports if low <= number <= high and number not in machine.reserved_ports
+        ]
+        if unreserved_ports and not used_ports:
+            yield diagnosis(
+                "hccl-ports-not-reserved",
+                low=unreserved_ports[0],
+                high=unreserved_ports[-1],
+                first=first,
+                last=hccl_ports[-1],
+            )
 
 
 def find_in_job(facts: MachineFacts) -> Iterator[Diagnosis]:

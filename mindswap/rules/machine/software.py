@@ -162,12 +162,12 @@ def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
         yield diagnosis("driver-missing", cann=cann)
     # Workers import the first mindswap on their path, which may be another version than this one.
     copies = software.packages.get("mindswap", ())
-    others = ", ".join(
+    other_copies = ", ".join(
         f"{copy.version} in {copy.folder}" for copy in copies if copy.version != software.mindswap_version
     )
-    if others:
+    if other_copies:
         yield diagnosis(
-            "stale-plugin", version=software.mindswap_version, folder=software.mindswap_folder, others=others
+            "stale-plugin", version=software.mindswap_version, folder=software.mindswap_folder, others=other_copies
         )
 
 

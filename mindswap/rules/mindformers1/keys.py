@@ -120,8 +120,8 @@ def _renamed_keys(settings: PolicySettings) -> dict[int, MissingKey]:
         parent, name = unknown.path.rpartition(".")[0], str(unknown.entry.key).lower()
         for required in unknown.allowed_keys:
             is_part = len(name) > 2 and (name in required or required in name)
-            is_like = is_part or bool(closest_names(name, [required], min_similarity=0.75))
-            if is_like and (parent, required) in missing:
+            is_similar = is_part or bool(closest_names(name, [required], min_similarity=0.75))
+            if is_similar and (parent, required) in missing:
                 renamed[id(unknown)] = missing.pop((parent, required))
                 break
     return renamed
@@ -138,9 +138,9 @@ def _misplaced(context: Context, entry: MappingEntry) -> Iterator[Finding]:
             yield Finding(below.location, f"{name}.{section}: is not used here", fix=fix, level=level)
     switch = entry.value.get("swap")
     # `optimizer` may have a key `swap`, too.
-    is_like = "swap" in name.lower() or any(entry.value.entry(key) for key in ("layer_swap", "op_swap"))
+    is_about_swap = "swap" in name.lower() or any(entry.value.entry(key) for key in ("layer_swap", "op_swap"))
     is_switch = switch is not None and isinstance(switch.value, bool)
-    if context.document.get("swap_config") is None and is_like and is_switch:
+    if context.document.get("swap_config") is None and is_about_swap and is_switch:
         message = f"{name}: is not used; it has keys of swap_config"
         level = None if _enables_anything(entry.value) else Level.WARNING
         yield Finding(entry.location, message, fix="write 'swap_config:'", level=level)

@@ -84,14 +84,14 @@ def repeated_layer(context: Context) -> Iterator[Finding]:
     """
     groups: dict[tuple[object, ...], FirstOfLayer] = {}
     for number, statement in enumerate(context.settings.statements):
-        seen: set[int] = set()
+        named_layers: set[int] = set()
         for ref in statement.layer_refs:
-            if ref.index in seen:
+            if ref.index in named_layers:
                 message = f"{statement.layers_path}: layer {ref.index} appears twice"
                 yield Finding(ref.location, message, "each layer once", f"delete one {ref.index}")
-            seen.add(ref.index)
+            named_layers.add(ref.index)
         group = groups.setdefault((statement.option, statement.pattern, statement.num_prefetch_ops), FirstOfLayer())
-        earlier = group.other(statement.layers, number)
+        earlier = group.find_different(statement.layers, number)
         if earlier is not None:
             layers = shared_layers(earlier.layers, statement.layers)
             message = f"{statement.path}: {earlier.path} says the same for {format_layers(layers)}"
@@ -111,9 +111,9 @@ def select_in_recomputed_layer(context: Context) -> Iterator[Finding]:
         for statement in selected:
             layers = shared_layers(recompute.layers, statement.layers)
             if layers:
-                where = format_layers(layers)
-                message = f"{statement.path}: recompute takes {where} whole, so this has no effect there"
-                yield Finding(statement.pattern_location, message, fix=f"take {where} out")
+                layers_text = format_layers(layers)
+                message = f"{statement.path}: recompute takes {layers_text} whole, so this has no effect there"
+                yield Finding(statement.pattern_location, message, fix=f"take {layers_text} out")
 
 
 @rule(Level.ERROR)

@@ -186,15 +186,15 @@ def unmanaged_device_memory(context: Context) -> Iterator[Finding]:
     most_gib = min(card.size_bytes - needed_bytes, card.limit_bytes) // 2**30
     offered = f"{format_bytes(card.size_bytes)}{' (assumed)' if card.is_assumed else ''}"
     size = f"{PATH}: {show(context.document.value(*PATH.split('.')))}"
-    left = f"of the {offered} that CANN offers of {card.description}"
+    offered_text = f"of the {offered} that CANN offers of {card.description}"
     if limit.size_bytes > LARGEST_LIMIT_BYTES:
         message = f"{size} is more than 64GB: MindSpore ignores it and takes 15/16 of the free memory, "
-        message += f"{format_bytes(card.size_bytes * 15 // 16)} {left} if all is free"
+        message += f"{format_bytes(card.size_bytes * 15 // 16)} {offered_text} if all is free"
     elif limit.size_bytes >= card.size_bytes:
         message = f"{size} is more than {card.description} has: CANN offers {offered}; MindSpore stops"
     elif limit.size_bytes + needed_bytes > card.size_bytes:
         names = settings.communicators
-        message = f"{size} leaves {format_bytes(card.size_bytes - limit.size_bytes)} {left}, HCCL takes "
+        message = f"{size} leaves {format_bytes(card.size_bytes - limit.size_bytes)} {offered_text}, HCCL takes "
         message += f"{format_bytes(needed_bytes)} for {format_count(len(names), 'communicator')} ({', '.join(names)})"
     else:
         return

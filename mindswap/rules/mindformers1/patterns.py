@@ -201,8 +201,8 @@ def _near_paths(pattern: str, coverage: Coverage) -> list[str]:
     """Return up to three similar paths: those that end with the pattern first, then by similarity."""
     parts = split_pattern(pattern)
     ends = [path for path in coverage.paths if tuple(split_pattern(path))[-len(parts) :] == parts]
-    others = [path for path in coverage.paths if path not in ends]
-    return [*ends, *closest_names(pattern, others, 3)][:3]
+    other_paths = [path for path in coverage.paths if path not in ends]
+    return [*ends, *closest_names(pattern, other_paths, 3)][:3]
 
 
 @rule(Level.WARNING)

@@ -48,8 +48,8 @@ def _counts_layers(v: Values) -> bool:
 
 def _has_other_chunks(v: Values) -> bool:
     """Return whether zero_bubble_v runs with another number of chunks than two."""
-    is_known = v.is_complete or v.is_written("model.chunks") or v.is_written("model.layers")
-    return v.is_split and _is_zero_bubble(v) and is_known and v.chunks != 2
+    is_determined = v.is_complete or v.is_written("model.chunks") or v.is_written("model.layers")
+    return v.is_split and _is_zero_bubble(v) and is_determined and v.chunks != 2
 
 
 REFUSALS = (

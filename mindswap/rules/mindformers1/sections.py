@@ -83,10 +83,10 @@ def _find_too_deep(node: DocumentNode | None, levels: int) -> DocumentNode | Non
     """Return the first mapping that is nested in more than `levels` mappings; None if there is none."""
     pending = [(node, levels)]
     while pending:
-        current, rest = pending.pop()
+        current, num_levels = pending.pop()
         if current is None or current.entries is None:
             continue
-        if rest == 0:
+        if num_levels == 0:
             return current
-        pending += [(entry.value, rest - 1) for entry in reversed(current.unique_entries())]
+        pending += [(entry.value, num_levels - 1) for entry in reversed(current.unique_entries())]
     return None

@@ -62,7 +62,7 @@ def conflicting_prefetch(context: Context) -> Iterator[Finding]:
         if statement.num_prefetch_ops is None or statement.prefetch_location is None:
             continue
         group = groups.setdefault((statement.option, statement.pattern), FirstOfLayer())
-        earlier = group.other(statement.layers, statement.num_prefetch_ops)
+        earlier = group.find_different(statement.layers, statement.num_prefetch_ops)
         if earlier is not None:
             layers = format_layers(shared_layers(earlier.layers, statement.layers))
             message = (
@@ -85,15 +85,15 @@ def far_prefetch(context: Context) -> Iterator[Finding]:
     """
     if context.num_layers is None or context.settings.pipeline.num_stages > 1:
         return
-    seen: set[Location] = set()
+    reported: set[Location] = set()
     for statement in context.settings.swap:
         distance, location = statement.num_prefetch_ops, statement.prefetch_location
-        if distance is None or location is None or location in seen:
+        if distance is None or location is None or location in reported:
             continue
         num_after = context.num_layers - min(statement.layers.resolve(context.num_layers), default=0)
         limit = COMPILED_PER_OPERATOR * num_after * _num_layer_operators(context)
         if distance > limit:
-            seen.add(location)
+            reported.add(location)
             message = (
                 f"{statement.path}.backward_prefetch: {distance}, and forward and backward have fewer than {limit} "
                 "operators from there on: the memory is never freed"
@@ -188,16 +188,16 @@ def recompute_wins(context: Context) -> Iterator[Finding]:
         else:
             if id(swap) not in ineffective:
                 ineffective[id(swap)] = _recomputed_swaps(context, context.coverage, swap)
-            layers_of_both = set(layers_of_overlap.resolve(context.coverage.num_layers))
+            common_layers = set(layers_of_overlap.resolve(context.coverage.num_layers))
             shared = {
                 index: names.intersection(operators)
                 for index, names in ineffective[id(swap)].items()
-                if index in layers_of_both and not names.isdisjoint(operators)
+                if index in common_layers and not names.isdisjoint(operators)
             }
             if not shared:
                 continue
             operators = tuple(sorted(frozenset().union(*shared.values())))
-            layers_of_overlap = layers_of_overlap if len(shared) == len(layers_of_both) else Layers(shared)
+            layers_of_overlap = layers_of_overlap if len(shared) == len(common_layers) else Layers(shared)
         names_of_operators = format_names(operators) if operators else "what they share"
         layers = format_layers(layers_of_overlap)
         message = (

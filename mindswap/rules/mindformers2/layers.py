@@ -106,12 +106,12 @@ def last_layers(context: Context2x) -> Iterator[Finding]:
     for target in (*settings.of("layer_swap"), *settings.of("op_swap")):
         too_large = next((spec for spec in target.specs if largest < spec.last < num_layers), None)
         if too_large is not None:
-            rest = [index for index in settings.layers_of(target) if index <= largest]
+            swappable_layers = [index for index in settings.layers_of(target) if index <= largest]
             message = (
                 f"{too_large.path}: layer {too_large.last} cannot be swapped: with default_prefetch {prefetch} "
                 f"{kept} on the device"
             )
-            fix = f"layers: {index_runs(rest)}" if rest else "delete the entry"
+            fix = f"layers: {index_runs(swappable_layers)}" if swappable_layers else "delete the entry"
             yield Finding(too_large.location, message, f"0 to {largest} (of {num_layers} layers)", fix)
 
 

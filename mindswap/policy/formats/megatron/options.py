@@ -104,9 +104,9 @@ class MegatronOptions:
 
     def override(self, other: "MegatronOptions") -> "MegatronOptions":
         """Return these options, overridden by the given options of `other`."""
-        given = {name: getattr(other, name) for name, _ in other.locations}
-        kept = tuple((name, location) for name, location in self.locations if name not in given)
-        return replace(self, **given, locations=kept + other.locations)
+        values = {name: getattr(other, name) for name, _ in other.locations}
+        kept = tuple((name, location) for name, location in self.locations if name not in values)
+        return replace(self, **values, locations=kept + other.locations)
 
     @property
     def num_recomputed(self) -> int:
@@ -228,12 +228,12 @@ def read_tokens(tokens: Sequence[str]) -> dict[str, list[str]]:
 
 
 def read_options(
-    given: Mapping[str, Sequence[str]], locations: Mapping[str, Location]
+    option_texts: Mapping[str, Sequence[str]], locations: Mapping[str, Location]
 ) -> tuple[MegatronOptions, tuple[Problem, ...]]:
     """Parse the values of options.
 
     Args:
-        given: option name -> values as text.
+        option_texts: option name -> values as text.
         locations: option name -> location.
 
     Returns:
@@ -241,7 +241,7 @@ def read_options(
     """
     values: dict[str, object] = {}
     problems = []
-    for name, texts in given.items():
+    for name, texts in option_texts.items():
         option = OPTIONS[name]
         value, allowed = _read_value(option, texts)
         if value is None:
@@ -262,7 +262,7 @@ def read_options(
             )
         else:
             values[option.field] = value
-    located = tuple((OPTIONS[name].field, locations[name]) for name in given if OPTIONS[name].field in values)
+    located = tuple((OPTIONS[name].field, locations[name]) for name in option_texts if OPTIONS[name].field in values)
     return MegatronOptions(**values, locations=located), tuple(problems)  # type: ignore[arg-type]
 
 

@@ -33,10 +33,10 @@ def find_other_options(words: Iterable[str]) -> Iterator[OtherOption]:
     for name in names:
         if name in OPTIONS or name in data["ignored"]:
             continue
-        like = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=LEAST_LIKENESS)
+        close_matches = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=LEAST_LIKENESS)
         if name in data["no_counterpart"]:
             yield OtherOption(name, Level.ERROR, "has no counterpart in MindFormers", data["no_counterpart"][name])
         elif any(word in name for word in data["words"]):
-            yield OtherOption(name, Level.ERROR, "is not known", like[0] if like else "delete it")
-        elif like:
-            yield OtherOption(name, Level.WARNING, f"is not read; {like[0]} is", like[0])
+            yield OtherOption(name, Level.ERROR, "is not known", close_matches[0] if close_matches else "delete it")
+        elif close_matches:
+            yield OtherOption(name, Level.WARNING, f"is not read; {close_matches[0]} is", close_matches[0])

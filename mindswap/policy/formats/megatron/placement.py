@@ -68,8 +68,8 @@ class LayerPlacement:
         """Return layers by their number in the model."""
         real = [layer for layer in range(self.layout.num_layers) if layer not in self.noop_layers]
         number = {layer: index for index, layer in enumerate(real)}
-        found = tuple(sorted(number[layer] for layer in layers if layer in number))
-        return ALL_LAYERS if len(found) == len(real) else Layers(found)
+        indices = tuple(sorted(number[layer] for layer in layers if layer in number))
+        return ALL_LAYERS if len(indices) == len(real) else Layers(indices)
 
     def priorities(self, *, is_per_stage: bool) -> Iterator[tuple[int, int]]:
         """Yield each layer with its priority: a count N selects the layers of priority 0 to N - 1.
@@ -140,13 +140,15 @@ def _place_evenly(options: MegatronOptions, num_layers: int) -> list[list[int]]:
 
 
 def _place_ends(num_layers: int, num_stages: int, first: int | None, last: int | None) -> list[int]:
-    middle = num_stages - (first is not None) - (last is not None)
+    num_middle_stages = num_stages - (first is not None) - (last is not None)
     field = "decoder_first_pipeline_num_layers" if first is not None else "decoder_last_pipeline_num_layers"
-    rest = num_layers - (first or 0) - (last or 0)
-    if middle < 0 or rest < 0 or (middle == 0 and rest):
+    num_middle_layers = num_layers - (first or 0) - (last or 0)
+    if num_middle_stages < 0 or num_middle_layers < 0 or (num_middle_stages == 0 and num_middle_layers):
         raise PlacementError(field, f"does not fit {num_layers} layers on {num_stages} stages")
-    size = _divide(rest, middle, field, "other layers", "other stages") if middle else 0
-    return ([first] if first is not None else []) + [size] * middle + ([last] if last is not None else [])
+    size = (
+        _divide(num_middle_layers, num_middle_stages, field, "other layers", "other stages") if num_middle_stages else 0
+    )
+    return ([first] if first is not None else []) + [size] * num_middle_stages + ([last] if last is not None else [])
 
 
 def _place_v_shaped(options: MegatronOptions, num_layers: int) -> list[list[int]]:

@@ -186,20 +186,20 @@ class _Translation:
             for named in operators:
                 _merge_layers(layers_by_pattern, named.pattern, self._common(named.layers, request.layers))
             patterns = ", ".join(named.pattern for named in operators)
-            where = "" if request.layers == ALL_LAYERS else f" in {format_layers(request.layers)}"
-            self.summary.append(f"{verb} {module}: {patterns}{where}")
+            layers_text = "" if request.layers == ALL_LAYERS else f" in {format_layers(request.layers)}"
+            self.summary.append(f"{verb} {module}: {patterns}{layers_text}")
         norms = [name for name in ("attn_norm", "mlp_norm") if name in modules]
         if request.is_offloaded and len(norms) == 1:
             message = f"{norms[0]}: 'add' makes the inputs of both norms, so both are offloaded"
             self._add(Level.WARNING, field, message)
         return {pattern: layers for pattern, layers in layers_by_pattern.items() if layers}
 
-    def _common(self, one: Layers, other: Layers) -> Layers:
+    def _common(self, first: Layers, second: Layers) -> Layers:
         """Return the layers that are in both."""
-        if ALL_LAYERS in (one, other):
-            return other if one == ALL_LAYERS else one
+        if ALL_LAYERS in (first, second):
+            return second if first == ALL_LAYERS else first
         num_layers = self.placement.num_model_layers
-        return Layers(tuple(sorted({*one.resolve(num_layers)} & {*other.resolve(num_layers)})))
+        return Layers(tuple(sorted({*first.resolve(num_layers)} & {*second.resolve(num_layers)})))
 
     def _add(self, level: Level, field: str, message: str, allowed: str = "", fix: str = "") -> None:
         name = option_name(field)

@@ -38,11 +38,13 @@ def full_recompute_layers(options: MegatronOptions, placement: LayerPlacement) -
 def module_requests(options: MegatronOptions, placement: LayerPlacement) -> Iterator[ModuleRequest]:
     """Yield what each option asks for. What is recomputed as a whole is left out, so there may be no layers left."""
     num_layers = placement.num_model_layers
-    whole = {*full_recompute_layers(options, placement).resolve(num_layers)}
+    recomputed_layers = {*full_recompute_layers(options, placement).resolve(num_layers)}
     for request in _requests(options, placement):
-        if not request.is_offloaded and whole:
-            left = Layers(index for index in request.layers.resolve(num_layers) if index not in whole)
-            yield replace(request, layers=left)
+        if not request.is_offloaded and recomputed_layers:
+            remaining_layers = Layers(
+                index for index in request.layers.resolve(num_layers) if index not in recomputed_layers
+            )
+            yield replace(request, layers=remaining_layers)
         elif request.layers:
             yield request
 
@@ -70,14 +72,16 @@ def _requests(options: MegatronOptions, placement: LayerPlacement) -> Iterator[M
 
 def _zero_memory(options: MegatronOptions, placement: LayerPlacement) -> Iterator[ModuleRequest]:
     """Yield experts that are recomputed whole (level1, in the first layers of a stage), and activation functions."""
-    num_layers, count, whole = placement.num_model_layers, options.moe_zero_memory_num_layers, NO_LAYERS
+    num_layers, count, recomputed_layers = placement.num_model_layers, options.moe_zero_memory_num_layers, NO_LAYERS
     if options.zero_memory == "level1":
-        whole = ALL_LAYERS
+        recomputed_layers = ALL_LAYERS
         if count is not None:
-            whole = placement.model_layers(placement.first_layers(count, is_per_stage=True))
-    rest = Layers(index for index in range(num_layers) if index not in whole)
-    yield ModuleRequest("moe_zero_memory", "recompute", ("moe",), whole)
-    yield ModuleRequest("moe_zero_memory", "mindspeed", ("expert_activation",), rest if whole else ALL_LAYERS)
+            recomputed_layers = placement.model_layers(placement.first_layers(count, is_per_stage=True))
+    other_layers = Layers(index for index in range(num_layers) if index not in recomputed_layers)
+    yield ModuleRequest("moe_zero_memory", "recompute", ("moe",), recomputed_layers)
+    yield ModuleRequest(
+        "moe_zero_memory", "mindspeed", ("expert_activation",), other_layers if recomputed_layers else ALL_LAYERS
+    )
 
 
 def _counted(options: MegatronOptions, placement: LayerPlacement, count: int) -> Layers:

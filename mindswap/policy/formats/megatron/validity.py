@@ -106,7 +106,7 @@ def _check_layers(options: MegatronOptions) -> Iterator[_OptionProblem]:
     count = options.recompute_num_layers
     if options.granularity == "full" and count is not None and count > largest:
         is_chunk = len(placement.layout.sizes) > 1 and not options.enable_recompute_layers_per_pp_rank
-        where = "a virtual chunk" if is_chunk else "a pipeline stage"
-        message = f"{count}: {where} has {format_count(largest, 'layer')}, so that many are taken"
+        part = "a virtual chunk" if is_chunk else "a pipeline stage"
+        message = f"{count}: {part} has {format_count(largest, 'layer')}, so that many are taken"
         fix = f"--recompute-num-layers {largest}"
         yield _OptionProblem("recompute_num_layers", message, f"1 to {largest}", fix, Level.WARNING)

@@ -110,10 +110,10 @@ class ParseIssues:
         optional_keys: tuple[str, ...] = (),
     ) -> None:
         """Record the unknown keys of a mapping, and for an entry of a list also its missing keys."""
-        known = (*allowed_keys, *optional_keys)
+        known_keys = (*allowed_keys, *optional_keys)
         for entry in node.unique_entries():
-            if entry.key not in known:
-                self.unknown_keys.append(UnknownKey(f"{path}.{key_text(entry.key)}", entry, known, is_entry))
+            if entry.key not in known_keys:
+                self.unknown_keys.append(UnknownKey(f"{path}.{key_text(entry.key)}", entry, known_keys, is_entry))
         if is_entry:
             self.missing_keys += [MissingKey(path, node, key) for key in allowed_keys if node.entry(key) is None]
 

@@ -94,20 +94,20 @@ def _read_per_stage(node: DocumentNode, items: tuple[DocumentNode, ...], layout:
         )
     warnings = []
     if items and len(items) < len(capacities):
-        rest = format_count(len(capacities) - len(items), "last stage")
-        warnings.append(f"{show(node)} has no count for the {rest}, which gets 0")
+        uncounted_stages = format_count(len(capacities) - len(items), "last stage")
+        warnings.append(f"{show(node)} has no count for the {uncounted_stages}, which gets 0")
     counts = [[0] * len(row) for row in layout.sizes]
     for stage, (item, capacity) in enumerate(zip(items, capacities, strict=False)):
         if item.value < 0:
             raise CountsError(item, f"{item.value} is negative, and MindFormers would never come to an end")
         if not isinstance(item.value, bool) and item.value > capacity:
             warnings.append(f"{item.value} for stage {stage}, which has {format_count(capacity, 'layer')}")
-        num_left = capacity if item.value is True else min(item.value, capacity)
-        while num_left > 0:
+        num_remaining = capacity if item.value is True else min(item.value, capacity)
+        while num_remaining > 0:
             for chunk, row in enumerate(layout.sizes):
-                if num_left > 0 and counts[chunk][stage] < row[stage]:
+                if num_remaining > 0 and counts[chunk][stage] < row[stage]:
                     counts[chunk][stage] += 1
-                    num_left -= 1
+                    num_remaining -= 1
     return _counts_from_rows(counts, warnings)
 
 

@@ -86,7 +86,7 @@ class _Truncation:
                 sections[name] = _data_of(node)
         if is_swapping:
             self._truncate_swap(sections["swap_config"])
-            self._truncate_own(sections)
+            self._truncate_output(sections)
         if "recompute_config" in sections:
             sections["recompute_config"] |= self._recompute(self._indices if is_swapping else self._counts)
         return sections
@@ -112,7 +112,7 @@ class _Truncation:
                 entries.append(_data_of(entry) | {"layers": indices})
         return entries
 
-    def _truncate_own(self, sections: dict[str, Any]) -> None:
+    def _truncate_output(self, sections: dict[str, Any]) -> None:
         node = self.document.get(OWN_SECTION, OUTPUT_KEY)
         if node is not None and not node.is_null:
             sections[OWN_SECTION][OUTPUT_KEY] = self._indices(node) or False

@@ -101,7 +101,7 @@ class _Reader:
             for path, entry in self._entries(section.get("layer_swap"), "swap.layer_swap", ("layers",)):
                 layers = entry.get("layers")
                 if layers is not None:
-                    prefetch_of_entry = self._own_prefetch(path, entry)
+                    prefetch_of_entry = self._prefetch_distance(path, entry)
                     self._add("layer_swap", path, entry.location, layers, f"{path}.layers", prefetch=prefetch_of_entry)
             for path, entry in self._entries(section.get("op_swap"), "swap.op_swap", ("op_name", "layers")):
                 self._read_op_swap(path, entry)
@@ -130,10 +130,10 @@ class _Reader:
             self.parse_issues.add_invalid_value(f"{path}.op_name", name, Expect2x.PATTERN)
         elif name is not None and layers is not None:
             place = (f"{path}.op_name", name.location)
-            prefetch = self._own_prefetch(path, entry)
+            prefetch = self._prefetch_distance(path, entry)
             self._add("op_swap", path, entry.location, layers, f"{path}.layers", name.value, place, prefetch)
 
-    def _own_prefetch(self, path: str, entry: DocumentNode) -> int | None:
+    def _prefetch_distance(self, path: str, entry: DocumentNode) -> int | None:
         """Return the distance of an entry, which only mindswap's own executor has; None without one."""
         node = entry.get("prefetch") if self.is_own_engine else None
         if node is None or is_prefetch(node):

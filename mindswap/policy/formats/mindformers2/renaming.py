@@ -74,7 +74,9 @@ def patterns_to_2x(pattern: str, names: LayerNames, lost: list[str]) -> list[str
     if missing:
         missing_names = ", ".join(f"'{path}'" for path in missing)
         lost.append(f"'{pattern}': a layer of 2.x has no {missing_names}: left out")
-    kept = [path for path in renamed if path in names.paths_2x and not any(is_below(path, other) for other in renamed)]
+    kept = [
+        path for path in renamed if path in names.paths_2x and not any(is_below(path, ancestor) for ancestor in renamed)
+    ]
     operators = [path for path in kept if path not in names.cells_2x]
     if operators:
         lost.append(_shifted(pattern, operators))
@@ -93,8 +95,8 @@ def _cells(layer: CellNode) -> list[str]:
 def _rename_parts(pattern: str, parts: list[str], lost: list[str]) -> list[str]:
     num_plain = next((i for i, part in enumerate(parts) if not _PLAIN.fullmatch(part)), len(parts))
     renamed = to_2x_path(".".join(parts[:num_plain])).split(".") if num_plain else []
-    rest = [_ANY_CHARACTER.sub("[^.]", part) for part in parts[num_plain:]]
-    new = r"\.".join([*renamed, *rest])
+    regex_parts = [_ANY_CHARACTER.sub("[^.]", part) for part in parts[num_plain:]]
+    new = r"\.".join([*renamed, *regex_parts])
     if num_plain < len(parts):
         lost.append(f"'{pattern}': names in a regular expression are not converted; look at '{new}'")
     elif len(renamed) > 1 and renamed[-1] not in _CELLS_2X:

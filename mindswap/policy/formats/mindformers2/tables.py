@@ -149,17 +149,17 @@ def find_mixed_sections(document: Document) -> Problem | None:
         return None
     old, new = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
     read, unread = (old, new) if is_graph else (new, old)
-    form, other = (
+    read_form, unread_form = (
         (ConfigFormat.GRAPH, ConfigFormat.PYNATIVE) if is_graph else (ConfigFormat.PYNATIVE, ConfigFormat.GRAPH)
     )
     entry = document.entry(unread[0])
     if entry is None:
         raise AssertionError("a section without its entry")
     read_text, unread_text = " and ".join(read), " and ".join(unread)
-    message = f"{unread[0]}: a section of {other.value} in a file that also has {read_text} of {form.value}"
+    message = f"{unread[0]}: a section of {unread_form.value} in a file that also has {read_text} of {read_form.value}"
     fix = (
         f"delete {unread_text}; or, if that is what you mean, delete {read_text}, then mindswap convert --to "
-        f"{form.version} {document.file}"
+        f"{read_form.version} {document.file}"
     )
     return Problem(entry.location, DOUBLE_RULE, Level.ERROR, message, f"sections of one version: {read_text}", fix)
 
