@@ -187,8 +187,8 @@ def check_port(address: str, port: int, fix: str = "") -> None:
     is_local = _can_listen(family, place, 0)  # port 0 selects any free port
     if not is_local or _can_listen(family, place, port):
         return
-    others = (*range(port + 1, min(port + 1000, 65536)), *range(1024, port))
-    free = next((other for other in others if _can_listen(family, place, other)), None)
+    candidates = (*range(port + 1, min(port + 1000, 65536)), *range(1024, port))
+    free = next((candidate for candidate in candidates if _can_listen(family, place, candidate)), None)
     use = f"{fix}{free}" if fix else f"{free} is free"
     raise LaunchError(f"MASTER_PORT {port} of {address} is in use\n    fix:     {use} (ss -ltnp shows who has {port})")
 

@@ -101,8 +101,8 @@ def answer_of(ray: Any, name: str, call: Any) -> Any:
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages that determine results."""
-    others = {name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
-    return {"mindswap": __version__, **others}
+    versions = {name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
+    return {"mindswap": __version__, **versions}
 
 
 def version_mistakes(name: str, versions: Mapping[str, str], local: Mapping[str, str]) -> list[str]:
@@ -140,7 +140,7 @@ def require_same_versions(ray: Any) -> None:
     refuse(mistakes)
 
 
-def begin(ray: Any, function: Callable[..., Any], *given: Any) -> Future[Any]:
+def begin(ray: Any, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
     """Start a function on any node, on one core.
 
     If the node is lost, the function is repeated on another one, so it should have no side effects.
@@ -148,11 +148,11 @@ def begin(ray: Any, function: Callable[..., Any], *given: Any) -> Future[Any]:
     Args:
         ray: the module, from `connect`.
         function: the function.
-        given: its arguments.
+        arguments: its arguments.
 
     Returns:
         Future of the result; exceptions of this package are raised unchanged.
     """
     task = ray.remote(function).options(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")
-    future: Future[Any] = task.remote(*given).future()
+    future: Future[Any] = task.remote(*arguments).future()
     return future

@@ -51,13 +51,13 @@ MakeData = Callable[[Document], SyntheticData | None]
 
 
 def derive(
-    config: Mapping[str, Any], wanted: RunOptions, make_data: MakeData = lambda document: None
+    config: Mapping[str, Any], options: RunOptions, make_data: MakeData = lambda document: None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Derive the configuration of a short run. Swap and recompute are unchanged.
 
     Args:
         config: the user's configuration.
-        wanted: options of the run.
+        options: options of the run.
         make_data: function that generates data for the sizes of the run, or returns None to keep the user's data.
 
     Returns:
@@ -73,20 +73,20 @@ def derive(
             edit.set(path, value, only_existing=path.startswith("model."))
     # Without checkpoints and other callbacks that write or wait. TrainCallBack ends the training, because mindformers
     # 1.9.0 reads and drops `runner_config.stop_step`, which should create one (trainer/base_trainer.py:1344).
-    last = {"type": "TrainCallBack", "stop_step": wanted.num_steps}
+    last = {"type": "TrainCallBack", "stop_step": options.num_steps}
     edit.set("callbacks", [{"type": "MFLossMonitor", "per_print_times": 1}, {"type": "StepReport"}, last])
-    if wanted.num_layers is not None:
-        _set_layers(edit, wanted.num_layers)
-    if wanted.num_micro_batches is not None:
-        edit.set("parallel_config.micro_batch_num", wanted.num_micro_batches)
-    _set_parallel(edit, wanted.num_workers)
+    if options.num_layers is not None:
+        _set_layers(edit, options.num_layers)
+    if options.num_micro_batches is not None:
+        edit.set("parallel_config.micro_batch_num", options.num_micro_batches)
+    _set_parallel(edit, options.num_workers)
     _set_data(edit, make_data(document_from_data(edit.data, "the configuration")))
-    if wanted.is_deterministic:
+    if options.is_deterministic:
         edit.set("context.deterministic", "ON")
-    edit.set("profile", wanted.is_profiled)
-    if wanted.is_profiled:
+    edit.set("profile", options.is_profiled)
+    if options.is_profiled:
         # ProfileMonitor starts after step `start` and writes at the end of step `stop`. The last step is not timed.
-        last_step = wanted.num_steps
+        last_step = options.num_steps
         edit.data |= {"profile_start_step": last_step, "profile_stop_step": last_step, **wants["profiler"]}
         edit.changes.append(f"profiler: step {last_step} of rank 0, Level{wants['profiler']['profiler_level']}")
     return edit.data, tuple(edit.changes)
@@ -111,7 +111,7 @@ def format_config(config: Mapping[str, Any], comment: str) -> str:
 def run_config(
     document: Document,
     num_layers: int,
-    wanted: RunOptions,
+    options: RunOptions,
     kept: Sequence[int] | None,
     make_data: MakeData,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -122,7 +122,7 @@ def run_config(
     Args:
         document: the user's configuration.
         num_layers: layers of the full model.
-        wanted: see `derive`.
+        options: see `derive`.
         kept: layers of the full model that the layers of the truncated one represent; None for all layers.
         make_data: see `derive`.
 
@@ -132,7 +132,7 @@ def run_config(
     Raises:
         LaunchError: see `derive`.
     """
-    config, changes = derive(with_absolute_paths(_read_config(document), Path.cwd()), wanted, make_data)
+    config, changes = derive(with_absolute_paths(_read_config(document), Path.cwd()), options, make_data)
     if kept is not None:
         config |= truncated_sections(document, num_layers, kept)
         model_config = config["model"]["model_config"]
@@ -171,8 +171,8 @@ def write_backend_config(
     """
     _require_speed_up(document)
     folder.mkdir(parents=True)
-    wanted = RunOptions(1, num_ranks, None if kept is None else len(kept), num_micro_batches, is_profiled=False)
-    config, changes = run_config(document, num_layers, wanted, kept, make_data)
+    options = RunOptions(1, num_ranks, None if kept is None else len(kept), num_micro_batches, is_profiled=False)
+    config, changes = run_config(document, num_layers, options, kept, make_data)
     _for_ascend(config, folder)
     path = folder / "dryrun.yaml"
     write_new(path, format_config(config, "Made by mindswap dryrun; changed there:\n" + "\n".join(changes)))
@@ -211,7 +211,7 @@ def _for_ascend(config: dict[str, Any], folder: Path) -> None:
             context["ascend_config"] = {**ascend, SPEED_UP: str(folder.absolute() / "parallel_speed_up.json")}
     config["runner_config"]["sink_mode"] = False
     config["train_dataset"]["num_parallel_workers"] = 1
-    config["callbacks"] = [each for each in config["callbacks"] if each["type"] != "StepReport"]
+    config["callbacks"] = [callback for callback in config["callbacks"] if callback["type"] != "StepReport"]
     schedule = config.get("lr_schedule")
     if isinstance(schedule, dict) and schedule.get("warmup_steps") is schedule.get("warmup_ratio") is None:
         config["lr_schedule"] = {**schedule, "warmup_steps": 0}  # MindFormers refuses a file without
@@ -272,17 +272,17 @@ def _set_parallel(edit: _Edit, num_workers: int) -> None:
     if num_workers == 1:
         edit.set("use_parallel", False)
         return
-    others = 1
+    num_model_ranks = 1
     for name in ("model_parallel", "context_parallel", "pipeline_stage"):
         size = edit.get(f"parallel_config.{name}")
-        others *= size if isinstance(size, int) and size > 0 else 1
-    if num_workers % others:
+        num_model_ranks *= size if isinstance(size, int) and size > 0 else 1
+    if num_workers % num_model_ranks:
         raise LaunchError(
-            f"{num_workers} workers, but model_parallel x context_parallel x pipeline_stage is {others}\n"
-            f"    fix:     --worker-num {others * -(-num_workers // others)}"
+            f"{num_workers} workers, but model_parallel x context_parallel x pipeline_stage is {num_model_ranks}\n"
+            f"    fix:     --worker-num {num_model_ranks * -(-num_workers // num_model_ranks)}"
         )
     edit.set("use_parallel", True)
-    edit.set("parallel_config.data_parallel", num_workers // others)
+    edit.set("parallel_config.data_parallel", num_workers // num_model_ranks)
     edit.set("parallel.device_num", num_workers, only_existing=True)
 
 
@@ -293,12 +293,16 @@ def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
         dataset = edit.get("train_dataset")
         columns = list(synthetic.columns)
         loader = {"type": "MindDataset", "dataset_dir": synthetic.path, "shuffle": False}
-        made = {**(dataset if isinstance(dataset, dict) else {}), "data_loader": loader, "input_columns": columns}
-        made |= {"drop_remainder": True, "repeat": 1}
+        train_dataset = {
+            **(dataset if isinstance(dataset, dict) else {}),
+            "data_loader": loader,
+            "input_columns": columns,
+        }
+        train_dataset |= {"drop_remainder": True, "repeat": 1}
         if len(columns) > 1:
-            made["construct_args_key"] = columns
-        made.pop("tokenizer", None)
-        edit.data["train_dataset"] = made
+            train_dataset["construct_args_key"] = columns
+        train_dataset.pop("tokenizer", None)
+        edit.data["train_dataset"] = train_dataset
         edit.changes.append(f"train_dataset: {_show(synthetic.path)}, made for this proof")
     # Most files set this by a YAML alias, so both must be equal. Classes for questions or dialogues need a tokenizer.
     task = (edit.get("train_dataset_task") if synthetic is None else None) or {"type": READER}

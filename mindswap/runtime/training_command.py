@@ -145,11 +145,11 @@ def _check_workers(document: Document, options: list[str], num_workers: int) -> 
         return
     place = document.location_of("parallel_config")
     product = " x ".join(f"{name} {count}" for name, count in zip(FACTORS, counts, strict=True) if count > 1) or "1"
-    rest, remainder = divmod(num_workers, num_ranks // counts[0])
-    other = f", or data_parallel: {rest}" if rest and not remainder else ""
+    data_parallel, remainder = divmod(num_workers, num_ranks // counts[0])
+    alternative = f", or data_parallel: {data_parallel}" if data_parallel and not remainder else ""
     raise LaunchError(
         f"{place}: parallel_config is for {format_count(num_ranks, 'worker')} ({product}), and WORKER_NUM is "
-        f"{num_workers}\n    fix:     WORKER_NUM {num_ranks}{other}"
+        f"{num_workers}\n    fix:     WORKER_NUM {num_ranks}{alternative}"
     )
 
 

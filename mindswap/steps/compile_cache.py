@@ -84,15 +84,15 @@ def _compile_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_left_out(path: Path) -> bool:
-    return any(path.is_relative_to(room) for room in NOT_IN_CACHE_KEY)
+    return any(path.is_relative_to(folder) for folder in NOT_IN_CACHE_KEY)
 
 
 def _versions() -> dict[str, str]:
     """Return the versions of compiler and reader; of mindswap a hash of its sources, as checkouts share the cache."""
-    found = {name: installed_code(name) or "none" for name in ("mindspore", "mindformers")}
+    versions = {name: installed_code(name) or "none" for name in ("mindspore", "mindformers")}
     package = Path(__file__).parents[1]
-    asked = (*package.rglob("*.py"), *package.glob("data/graph/*.json"))
-    files = [path.relative_to(package) for path in sorted(asked)]
+    sources = (*package.rglob("*.py"), *package.glob("data/graph/*.json"))
+    files = [path.relative_to(package) for path in sorted(sources)]
     files = [path for path in files if path.as_posix() in IN_CACHE_KEY or not _is_left_out(path)]
     texts = [[path.as_posix(), (package / path).read_text("utf-8")] for path in files]
-    return {**found, "mindswap": make_key(files=texts)}
+    return {**versions, "mindswap": make_key(files=texts)}

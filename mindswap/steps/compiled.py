@@ -55,7 +55,7 @@ def compile_under(
 def compile_with(
     document: Document,
     compiled: "Capture",
-    other: Policy,
+    baseline_policy: Policy,
     placement: RankPlacement | None,
     use_cache: bool,
     with_tags: bool = False,
@@ -68,7 +68,7 @@ def compile_with(
     Args:
         document: see `compile_under`.
         compiled: the network to compare with.
-        other: policy of the baseline.
+        baseline_policy: policy of the baseline.
         placement: see `compile_under`.
         use_cache: see `compile_under`.
         with_tags: see `adapters.graph.mindformers.capture`.
@@ -81,16 +81,16 @@ def compile_with(
     """
     path = str(Path(document.file).resolve())
 
-    def compile_other(sample: LayerSample | None) -> "Capture":
+    def compile_baseline(sample: LayerSample | None) -> "Capture":
         from mindswap.adapters.graph.mindformers import Capture, capture
 
         def make() -> Capture:
             built = _build_layers(document, path, use_cache)
-            return capture(path, other, sample, with_tags, placement, with_peak=False, built=built)
+            return capture(path, baseline_policy, sample, with_tags, placement, with_peak=False, built=built)
 
         return cached_result(
             document,
-            other,
+            baseline_policy,
             (Capture, *GRAPH_CLASSES),
             make,
             use_cache,
@@ -102,11 +102,11 @@ def compile_with(
         )
 
     with quiet():
-        plain = compile_other(None)
-        like = find_like(compiled, plain, layer_indices(compiled, placement))
-        if like is None:
-            plain, like = compile_other(compiled.sample), {}
-    return _gathered(plain, document), like
+        baseline = compile_baseline(None)
+        matches = match_layers(compiled, baseline, layer_indices(compiled, placement))
+        if matches is None:
+            baseline, matches = compile_baseline(compiled.sample), {}
+    return _gathered(baseline, document), matches
 
 
 def _build_layers(document: Document, path: str, use_cache: bool) -> "BuiltLayers":
@@ -130,22 +130,22 @@ def place_requested_rank(document: Document, rank: int | None, num_layers: int |
     return None if rank is None else place_rank(document, rank, require_num_layers(document, num_layers, "--rank: "))
 
 
-def find_like(compiled: "Capture", other: "Capture", indices: Sequence[int]) -> Mapping[int, int] | None:
+def match_layers(compiled: "Capture", baseline: "Capture", indices: Sequence[int]) -> Mapping[int, int] | None:
     """Match each compiled layer with the layer of the same class in another compiled network.
 
     Args:
         compiled: the network whose layers are matched.
-        other: the other network, of the same model.
-        indices: layers of the model that `other` represents.
+        baseline: the other network, of the same model.
+        indices: layers of the model that `baseline` represents.
 
     Returns:
-        Position in `compiled` -> position in `other`. None if trees of matched layers differ: a layer may depend on its
-        index, and indices change if fewer layers are built.
+        Position in `compiled` -> position in `baseline`. None if trees of matched layers differ: a layer may depend on
+        its index, and indices change if fewer layers are built.
     """
-    stands = dict(zip(indices, other.sample.layer_map, strict=True))
-    like = {position: stands[index] for position, index in enumerate(compiled.sample.indices)}
-    is_alike = all(compiled.layers[position] == other.layers[match] for position, match in like.items())
-    return like if is_alike else None
+    baseline_positions = dict(zip(indices, baseline.sample.layer_map, strict=True))
+    matches = {position: baseline_positions[index] for position, index in enumerate(compiled.sample.indices)}
+    is_alike = all(compiled.layers[position] == baseline.layers[match] for position, match in matches.items())
+    return matches if is_alike else None
 
 
 def layer_indices(compiled: "Capture", placement: RankPlacement | None) -> Sequence[int]:

@@ -141,10 +141,10 @@ def has_mindformers() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("mindspore", "mindformers"))
 
 
-def find_layer_trees(path: str, known: LayerTrees | None, num_layers: int | None) -> LayerTrees | None:
-    """Return the layers from a table (`known`), else as built by MindFormers; None if neither is possible."""
-    if known is not None or num_layers is None or not has_mindformers():
-        return known
+def find_layer_trees(path: str, table_trees: LayerTrees | None, num_layers: int | None) -> LayerTrees | None:
+    """Return the layers from a table (`table_trees`), else as built by MindFormers; None if neither is possible."""
+    if table_trees is not None or num_layers is None or not has_mindformers():
+        return table_trees
     return read_real_trees(path, num_layers)
 
 

@@ -67,11 +67,11 @@ def capture_of(step: RecordedStep) -> CapturedStep:
     if not any(operator.outputs for operator in step.trace.operators):
         raise GraphError("the trace has no tensors of operators; record it with `mindswap trace`")
     graph = graph_of_trace(step.trace)
-    whole = tuple(range(step.trace.num_layers))
+    all_layers = tuple(range(step.trace.num_layers))
     notes = [f"recorded in PyNative mode on {step.trace.device}; durations are of the device file"]
     if step.trace.device == "CPU":
         notes.append("on CPU a kernel copies a view before it reads it, and attention is made of single operators")
-    return CapturedStep(LayerSample(whole, whole), step.layers, graph, notes=(*step.notes, *notes))
+    return CapturedStep(LayerSample(all_layers, all_layers), step.layers, graph, notes=(*step.notes, *notes))
 
 
 # Configurations that cannot be compiled: PyNative mode, inference, or no model.

@@ -240,7 +240,7 @@ def _num_kills_without_progress(state: State) -> int:
     """Count the latest attempts that were killed without progress beyond earlier ones."""
     count, attempts = 0, state.attempts[state.num_fixed_attempts :]
     for index in range(len(attempts) - 1, -1, -1):
-        best = max((other.last_step for other in attempts[:index]), default=0)
+        best = max((earlier.last_step for earlier in attempts[:index]), default=0)
         if attempts[index].outcome is not Outcome.KILLED or attempts[index].last_step > best:
             break
         count += 1

@@ -34,11 +34,11 @@ def _with_logs(state: State, folder: Path) -> State:
         return state
     logs = attempt_folder(folder, current.number).glob("worker_*.log")
     watch = RunWatch(dict(enumerate(sorted(logs))))
-    seen = watch.poll()
+    progress = watch.poll()
     watch.close()
     return state.with_current(
-        last_step=max(current.last_step, seen.step),
-        num_steps=seen.num_steps or current.num_steps,
-        measured_peak_bytes=seen.peak_bytes if seen.peak_bytes is not None else current.measured_peak_bytes,
-        measured_step_ns=seen.step_time_ns or current.measured_step_ns,
+        last_step=max(current.last_step, progress.step),
+        num_steps=progress.num_steps or current.num_steps,
+        measured_peak_bytes=progress.peak_bytes if progress.peak_bytes is not None else current.measured_peak_bytes,
+        measured_step_ns=progress.step_time_ns or current.measured_step_ns,
     )

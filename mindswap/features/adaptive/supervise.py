@@ -171,15 +171,15 @@ class AdaptiveRun:
         before = self._newest_step() if for_checkpoint else 0
         while True:
             is_over = self.nodes.is_over()
-            seen = self.nodes.look()
+            progress = self.nodes.look()
             if is_over:
                 event = self.nodes.explain()
-                if event.outcome is Outcome.FINISHED and seen.num_timed_steps and not self.is_measured:
-                    return self._measure(seen)  # a short training, that ended between two looks
+                if event.outcome is Outcome.FINISHED and progress.num_timed_steps and not self.is_measured:
+                    return self._measure(progress)  # a short training, that ended between two looks
                 self.nodes.stop_all()
                 return self._with_full_disks(event) if event.outcome is Outcome.FAILED else event
-            if not self.is_measured and seen.num_timed_steps >= self.num_measured_steps:
-                return self._measure(seen)
+            if not self.is_measured and progress.num_timed_steps >= self.num_measured_steps:
+                return self._measure(progress)
             if for_checkpoint and (newest := self._newest_step()) > before:
                 if self.state.candidate is None:
                     raise AssertionError("no plan waits for its start")
@@ -191,11 +191,11 @@ class AdaptiveRun:
                 return Ended(Outcome.REPLANNED, self._last_step())
             time.sleep(self.poll_s)
 
-    def _measure(self, seen: LogProgress) -> Measured:
+    def _measure(self, progress: LogProgress) -> Measured:
         self.is_measured = True
         startup_ns = int(self.nodes.startup_s * 1e9)
-        peak_bytes, step_ns, saves = seen.peak_bytes, seen.step_time_ns, self.saves_checkpoints
-        return Measured(seen.step, seen.num_steps, peak_bytes, step_ns, startup_ns, saves)
+        peak_bytes, step_ns, saves = progress.peak_bytes, progress.step_time_ns, self.saves_checkpoints
+        return Measured(progress.step, progress.num_steps, peak_bytes, step_ns, startup_ns, saves)
 
     def _with_full_disks(self, event: Ended) -> Ended:
         """Add full disks to the text of a failure, as they are its likely cause or truncated the logs."""
@@ -212,8 +212,8 @@ class AdaptiveRun:
             state = self.file.load(self.key)
         except StateError as problem:
             aside = self.file.archive()
-            where = f", kept as {aside}" if aside else ""
-            self.report_status(f"{self.file.path} {problem}: it is ignored{where}; starting anew")
+            archived_as = f", kept as {aside}" if aside else ""
+            self.report_status(f"{self.file.path} {problem}: it is ignored{archived_as}; starting anew")
             return fresh
         if state is None:
             return fresh

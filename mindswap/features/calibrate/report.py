@@ -34,7 +34,7 @@ def calibration_json(profile: Profile, result: Calibration, output: str | None) 
         "output": output,
         "figures": [{**asdict(figure), "is_accepted": figure.is_accepted} for figure in result.figures],
         "links": {name: asdict(fit) for name, fit in result.links.items()},
-        "others_ns": dict(result.others),
+        "others_ns": dict(result.unmeasured_ns),
         **attributes(result, "kernels_ns num_covered covered_ns"),
         "num_operators": len(result.measurements),
         "notes": list(result.notes),
@@ -62,9 +62,9 @@ def format_calibration(profile: Profile, result: Calibration, title: str) -> str
         middle, largest = (f"{error / 10:.1f} %" for error in (fit.middle_error_permille, fit.largest_error_permille))
         line = f"t = {format_time(fit.latency_ns)} + size / {format_bandwidth(fit.bandwidth_bytes_per_s)}"
         lines.append(f"{name}: {line}; off by {middle} for the middle copy, {largest} at most")
-    if result.others:
-        others = ", ".join(f"{name} {format_time(time)}" for name, time in result.others[:MAX_SHOWN_OTHERS])
-        lines.append(f"not measured, longest first: {others}")
+    if result.unmeasured_ns:
+        unmeasured = ", ".join(f"{name} {format_time(time)}" for name, time in result.unmeasured_ns[:MAX_SHOWN_OTHERS])
+        lines.append(f"not measured, longest first: {unmeasured}")
     lines += ["", *(f"note: {note}" for note in result.notes)] if result.notes else []
     return "\n".join(line.rstrip() for text in lines for line in text.split("\n"))
 

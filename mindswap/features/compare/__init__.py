@@ -133,11 +133,11 @@ def _baseline(name: str, model: StepModel) -> Policy:
 
 def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:
     """Return a note for each configuration of another model than the first, by name, number of layers and width."""
-    (first, document), *others = documents
+    (first, document), *other_documents = documents
     first_model = _model_of(document)
     notes = []
-    for name, other in others:
-        model = _model_of(other)
+    for name, other_document in other_documents:
+        model = _model_of(other_document)
         differs = [key for key in model if key in first_model and model[key] != first_model[key]]
         if differs:
             differences = ", ".join(f"{key}: {model[key]}, not {first_model[key]}" for key in differs)

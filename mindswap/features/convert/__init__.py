@@ -84,19 +84,19 @@ def convert_config(
         return convert_versions(request, to, ops_per_layer, trace)
     refuse_pynative(document)
     if isinstance(to, MegatronSource):
-        made, num_layers = sections_of_megatron(to, request)
+        converted, num_layers = sections_of_megatron(to, request)
     else:
         num_layers = request.find_num_layers(find_num_layers(document))
-        made = to_index_form(document, num_layers, load_trees(document, check_document(document, num_layers)))
-    if made.sections.get("swap_config", {}).get("swap") is True and document.root is not None:
+        converted = to_index_form(document, num_layers, load_trees(document, check_document(document, num_layers)))
+    if converted.sections.get("swap_config", {}).get("swap") is True and document.root is not None:
         text = rewrite_for_swap(text, parse_document(text, document.file), document)
-    for name, value in made.sections.items():
-        text = rewrite_section(text, name, value, made.comments.get(name), document.file)
-    problems = made.problems
+    for name, value in converted.sections.items():
+        text = rewrite_section(text, name, value, converted.comments.get(name), document.file)
+    problems = converted.problems
     if document.root is not None:  # without CONFIG there is no complete configuration to check
         written = parse_document(text, request.target)
         problems = (*problems, *check_document(written, num_layers).problems)
-    return Rewritten(text, sort_problems(problems), {"sections": made.sections})
+    return Rewritten(text, sort_problems(problems), {"sections": converted.sections})
 
 
 def _read(config: str, target: str | None) -> tuple[Document, str]:
@@ -143,22 +143,22 @@ def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Conv
         options = replace(options, num_layers=num_layers + options.num_noop_layers)
     use_legacy = source.family == "llama" if request.document.root is None else request.document.is_legacy
     trees = _find_trees(source, request.document, options)
-    made = policy_of_megatron(options, use_legacy, trees, source.num_prefetch_ops)
+    megatron_policy = policy_of_megatron(options, use_legacy, trees, source.num_prefetch_ops)
     options_with_problems = {problem.subject for problem in problems}
-    new_problems = (problem for problem in made.problems if problem.subject not in options_with_problems)
+    new_problems = (problem for problem in megatron_policy.problems if problem.subject not in options_with_problems)
     problems = sort_problems((*problems, *new_problems))
-    if made.policy is None or find_errors(problems):
+    if megatron_policy.policy is None or find_errors(problems):
         raise PolicyError(problems)
-    num_layers = _known(options.num_model_layers)
-    merged = _with_present(made.policy, options, num_layers, request.document, trees)
+    num_layers = _require_num_layers(options.num_model_layers)
+    merged = _with_present(megatron_policy.policy, options, num_layers, request.document, trees)
     sections = policy_sections(merged.policy, request.document.data(), num_layers)
     for name in merged.unchanged_sections:
         sections.pop(name, None)
     if options.swap_optimizer:
         sections["optimizer"] = {**(request.document.data().get("optimizer") or {}), "swap": True}
     summary = {
-        "recompute_config": [line for line in made.summary if not line.startswith("offload")],
-        "swap_config": [line for line in made.summary if line.startswith("offload")],
+        "recompute_config": [line for line in megatron_policy.summary if not line.startswith("offload")],
+        "swap_config": [line for line in megatron_policy.summary if line.startswith("offload")],
     }
     if options.swap_optimizer:
         summary["optimizer"] = ["swap-optimizer: swap"]
@@ -167,7 +167,7 @@ def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Conv
     return Converted(sections, problems, merged.policy, comments), num_layers
 
 
-def _known(num_layers: int | None) -> int:
+def _require_num_layers(num_layers: int | None) -> int:
     if num_layers is None:
         raise AssertionError("a policy for an unknown number of layers")
     return num_layers
@@ -200,16 +200,16 @@ def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Probl
     tokens = {option: values for option, values in read_tokens(command.words).items() if option not in texts}
     locations = {option: Location(name, option_line(script, option), 1) for option in tokens}
     read, script_problems = read_options(tokens, locations)
-    others = tuple(
+    option_problems = tuple(
         Problem(
-            location=Location(name, option_line(script, other.name), 1),
+            location=Location(name, option_line(script, unread_option.name), 1),
             rule=RULE,
-            level=other.level,
-            message=f"{other.name}: {other.message}",
-            fix=other.fix,
-            subject=other.name,
+            level=unread_option.level,
+            message=f"{unread_option.name}: {unread_option.message}",
+            fix=unread_option.fix,
+            subject=unread_option.name,
         )
-        for other in find_other_options(command.words)
+        for unread_option in find_other_options(command.words)
     )
     unknown = tuple(
         Problem(
@@ -217,7 +217,7 @@ def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Probl
         )
         for word in command.unknown
     )
-    return read.override(command_line_options), (*problems, *script_problems, *others, *unknown)
+    return read.override(command_line_options), (*problems, *script_problems, *option_problems, *unknown)
 
 
 def _find_trees(source: MegatronSource, document: Document, options: MegatronOptions) -> LayerTrees | None:

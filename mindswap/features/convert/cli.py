@@ -81,8 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert one configuration; 1 if the result does not pass `mindswap check`; it is written all the same."""
-    given = {name: getattr(args, option.field) for name, option in OPTIONS.items() if getattr(args, option.field)}
-    _refuse_unfit(args, [name for name in given if name != "--num-layers"])
+    option_values = {
+        name: getattr(args, option.field) for name, option in OPTIONS.items() if getattr(args, option.field)
+    }
+    _refuse_unfit(args, [name for name in option_values if name != "--num-layers"])
     require_folders(args.output)
     reject_overwrite_without_output(args)
     target = str(args.output or (args.config if args.in_place else None) or "")
@@ -91,24 +93,30 @@ def run(args: argparse.Namespace) -> int:
             num_layers = number_from(1, MAX_LAYERS)(args.num_layers) if args.num_layers else None
         except argparse.ArgumentTypeError as error:
             raise LaunchError(f"--num-layers: {error}") from None
-        made = convert_config(args.config, args.to, target, num_layers, args.ops_per_layer, args.trace)
+        converted = convert_config(args.config, args.to, target, num_layers, args.ops_per_layer, args.trace)
     else:
         words = {
-            name: [] if value is True else [value] if isinstance(value, str) else value for name, value in given.items()
+            name: [] if value is True else [value] if isinstance(value, str) else value
+            for name, value in option_values.items()
         }
         source = MegatronSource(words, args.from_args, args.family, args.backward_prefetch)
-        made = convert_config(args.config, source, target)
+        converted = convert_config(args.config, source, target)
     if target:
-        write_new(target, made.text, overwrite=args.overwrite or args.in_place)
-    has_errors = bool(find_errors(made.problems))
+        write_new(target, converted.text, overwrite=args.overwrite or args.in_place)
+    has_errors = bool(find_errors(converted.problems))
     if args.json:
-        data = {"written": target or None, "text": made.text, **made.data, **problems_to_data(made.problems)}
+        data = {
+            "written": target or None,
+            "text": converted.text,
+            **converted.data,
+            **problems_to_data(converted.problems),
+        }
         return answer(args, data, "", not has_errors)
     if not target:
-        end = "" if made.text.endswith(("\n", "\r")) else "\n"
-        print(made.text, flush=True, end=end)  # noqa: T201 YAML, which can hold no such characters
-    if made.problems:
-        print_text(format_problems(made.problems), is_message=True)
+        end = "" if converted.text.endswith(("\n", "\r")) else "\n"
+        print(converted.text, flush=True, end=end)  # noqa: T201 YAML, which can hold no such characters
+    if converted.problems:
+        print_text(format_problems(converted.problems), is_message=True)
     if target:
         print_text(f"written: {target}; next: mindswap check {target}")
     return int(has_errors)

@@ -99,8 +99,8 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
     policy = policy if first_recompute_difference(policy, shorter, num_layers, trees) else shorter
     problems = list(dropped.values())
     for named in find_excluded_cells(expansion.statements, trees) if trees is not None else ():
-        rest = "only the operators it names beside are written" if named.has_operators else "so it is left out"
-        message = f"{named.statement.path}: had no effect on '{named.cell}', a cell: {ONLY_OPERATORS}; {rest}"
+        consequence = "only the operators it names beside are written" if named.has_operators else "so it is left out"
+        message = f"{named.statement.path}: had no effect on '{named.cell}', a cell: {ONLY_OPERATORS}; {consequence}"
         problems.append(_warning(named.location, message, "write it again, to exclude all of the cell"))
     problems += [p for p in expansion.problems if p.location not in {q.location for q in problems}]
     section = document.get("swap_config")

@@ -160,14 +160,14 @@ def convert_versions(request: Request, to: str, ops_per_layer: int | None, trace
     num_layers = request.find_num_layers(find_num_layers(document) or find_num_layers_2x(document))
     tensors = read_tensors(trace, num_layers) if trace else None
     ops = (ops_per_layer, "assumed") if ops_per_layer else _layer_ops(document, tensors)
-    made = (_to_2x if to == "2.x" else _to_1_9)(document, num_layers, tensors, ops)
+    converted = (_to_2x if to == "2.x" else _to_1_9)(document, num_layers, tensors, ops)
     origin = "1.9" if to == "2.x" else "2.x"
-    comment = f"from MindFormers {origin}, {escape(made.by)} (mindswap convert --to {to})"
-    lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(made.lost))
-    text = replace_sections(request.text, source, made.sections, (comment, *lost), document.file)
-    read_back = _read_back(to, text, made, num_layers, request.target)
-    problems = [*_losses(document, source, made, to), *read_back]
-    return Rewritten(text, problems, {"sections": made.sections, "lost": list(made.lost)})
+    comment = f"from MindFormers {origin}, {escape(converted.by)} (mindswap convert --to {to})"
+    lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(converted.lost))
+    text = replace_sections(request.text, source, converted.sections, (comment, *lost), document.file)
+    read_back = _read_back(to, text, converted, num_layers, request.target)
+    problems = [*_losses(document, source, converted, to), *read_back]
+    return Rewritten(text, problems, {"sections": converted.sections, "lost": list(converted.lost)})
 
 
 def _layer_ops(document: Document, tensors: Tensors | None) -> tuple[int, str]:

@@ -63,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
 def format_result(result: dict[str, Any]) -> str:
     """Format the result as text, with the lines for the YAML."""
     length = result["seq_length"] + 1
-    left = result["num_tokens"] - result["num_samples"] * length
+    num_unused_tokens = result["num_tokens"] - result["num_samples"] * length
     documents = f"{result['num_documents']:,} document{'s' * (result['num_documents'] != 1)}"
     return f"""\
 {result["output"]}: {result["num_samples"]:,} samples of {length} tokens, {format_bytes(result["size_on_disk_bytes"])}
 from {documents}, {result["num_text_bytes"]:,} bytes, {result["num_tokens"]:,} tokens \
-({result["tokenizer"]}); the last {left} tokens fill no sample
+({result["tokenizer"]}); the last {num_unused_tokens} tokens fill no sample
 in the YAML:
     train_dataset.data_loader: {{type: MindDataset, dataset_dir: "{result["output"]}"}}
     model.model_config: {{seq_length: {result["seq_length"]}, vocab_size: {result["vocab_size"]}}}  # at least"""

@@ -80,5 +80,5 @@ def _works_2x(facts: MachineFacts) -> str:
 
 
 def _works(facts: MachineFacts) -> str:
-    has_both = facts.software.version("mindspore") and facts.software.version("mindformers")
-    return f"{_TEXT_COMMANDS}, {_COMPILING_COMMANDS}" if has_both else f"{_TEXT_COMMANDS}; not {_COMPILING_COMMANDS}"
+    can_compile = facts.software.version("mindspore") and facts.software.version("mindformers")
+    return f"{_TEXT_COMMANDS}, {_COMPILING_COMMANDS}" if can_compile else f"{_TEXT_COMMANDS}; not {_COMPILING_COMMANDS}"

@@ -125,11 +125,11 @@ def inspect_config(
     """
     plain_policy = Policy(is_swap_enabled=True)
     compiled = compile_under(document, policy, placement, use_cache, with_peak=True)
-    plain, like = compile_with(document, compiled, plain_policy, placement, use_cache, with_tags=True)
+    plain, matches = compile_with(document, compiled, plain_policy, placement, use_cache, with_tags=True)
     names = OperatorNames(plain.layers, plain.graph)
-    layers = measure_layer_memory(compiled.graph, plain.graph, names, compiled.sample, like)
+    layers = measure_layer_memory(compiled.graph, plain.graph, names, compiled.sample, matches)
     layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))
-    notes = (*compiled.notes, *unread_copy_notes(compiled.graph, names.with_renumbered_layers(like), layer_map))
+    notes = (*compiled.notes, *unread_copy_notes(compiled.graph, names.with_renumbered_layers(matches), layer_map))
     if placement is not None:
         layers = tuple(
             layer if layer.layer_index is None else replace(layer, layer_index=placement.layers[layer.layer_index])

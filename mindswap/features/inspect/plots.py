@@ -74,17 +74,17 @@ def _size(operator: OperatorMemory) -> int:
 def _draw_panel(
     axis: "Axes", name: str, layer: LayerMemory, operators: list[OperatorMemory], num_left_out: int
 ) -> None:
-    left = [0.0] * len(operators)
+    starts = [0.0] * len(operators)
     labels = [operator.path for operator in operators]
     for attribute, _, colour in KINDS:
         widths = [getattr(operator, attribute) / MIB for operator in operators]
-        bars = axis.barh(range(len(operators)), widths, left=left, color=colour)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+        bars = axis.barh(range(len(operators)), widths, left=starts, color=colour)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
     axis.bar_label(bars, [format_bytes(_size(operator)) for operator in operators], padding=3, fontsize=8)
     axis.set_yticks(range(len(operators)), labels, fontsize=8)
     more = f", {num_left_out} smaller ones not shown" if num_left_out else ""
-    each = " each" if layer.layer_index is not None else ""
+    per_layer = " each" if layer.layer_index is not None else ""
     kept = format_bytes(sum(operator.kept_bytes for operator in layer.operators))
-    axis.set_title(f"{name}: {kept} kept{each}{more}", loc="left", fontsize=10)
+    axis.set_title(f"{name}: {kept} kept{per_layer}{more}", loc="left", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="x", alpha=0.3)

@@ -53,8 +53,8 @@ def unread_copy_notes(graph: Graph, names: Callable[[Node], Names], layer_map: M
         layers = [index for index, position in layer_map.items() if position == copy.layer_index]
         layers_by_copy.setdefault(copy_text, []).extend(layers)
     for copy_text, layers in layers_by_copy.items():
-        where = f", in {'each of ' * (len(layers) > 1)}{name_indices('layer', layers)}" if layers else ""
-        yield f"copied out and never read back, for nothing: {copy_text}{where}"
+        layers_text = f", in {'each of ' * (len(layers) > 1)}{name_indices('layer', layers)}" if layers else ""
+        yield f"copied out and never read back, for nothing: {copy_text}{layers_text}"
 
 
 def format_memory(report: LayerMemoryReport, by: str = "operator") -> str:
@@ -69,13 +69,13 @@ def format_memory(report: LayerMemoryReport, by: str = "operator") -> str:
             largest_first = sorted(operators, key=lambda operator: -_weight(operator))
             rows += [(f"    {operator.path}", *_sizes(operator, unit)) for operator in largest_first]
     peak = report.peak
-    where = "" if peak.node.layer_index is None else f"layer {peak.node.layer_index}, "
+    layer_text = "" if peak.node.layer_index is None else f"layer {peak.node.layer_index}, "
     lines = [
         format_table(("one micro-batch, one rank", *COLUMNS), rows),
         "",
         f"step: {report.describe_total()}",
         f"peak of activations by lifetime: {format_bytes(peak.size_bytes)}, in "
-        f"{'forward' if peak.is_forward else 'backward'} at {where}{path_from_root(peak.node)}",
+        f"{'forward' if peak.is_forward else 'backward'} at {layer_text}{path_from_root(peak.node)}",
         *(f"note: {note}" for note in report.notes),
     ]
     return "\n".join(lines)

@@ -57,9 +57,9 @@ def _holder(model: TracedStepModel, facts: BlockFacts) -> tuple[int | None, str]
         return None, "outside"
     operators = model.index.trace.operators
     is_shared = len({operators[read.saver].layer_index for read in facts.reads} - {None}) > 1
-    made_by = operators[facts.operator] if is_shared and facts.operator >= 0 else operators[number]
-    path = ".".join(made_by.path)
-    return made_by.layer_index, path if made_by.layer_index is not None else f"outside.{path}"
+    holder = operators[facts.operator] if is_shared and facts.operator >= 0 else operators[number]
+    path = ".".join(holder.path)
+    return holder.layer_index, path if holder.layer_index is not None else f"outside.{path}"
 
 
 def _is_moved_alone(model: TracedStepModel, facts: BlockFacts, layer: int) -> bool:

@@ -47,7 +47,7 @@ class ProofRequest:
     folder: Path  # output folder
     config: Path  # the user's file
     variants: tuple[str, ...]  # names of the runs, of `TITLES`
-    wanted: RunOptions  # options of each run
+    options: RunOptions  # options of each run
     budget_bytes: int | None  # memory budget of the plan; None for `DEFAULT_BUDGET_PERCENT`
     wants_synthetic_data: bool  # use synthetic data although the configuration has data
     device_words: tuple[str, ...]  # command line options of the simulated device
@@ -84,7 +84,7 @@ def prove(request: ProofRequest, document: Document, archives_old: bool, begin_s
         DataError: if the folder exists, or cannot be created.
     """
     if request.cluster is None:
-        _require_cards(document, request.wanted.num_workers)
+        _require_cards(document, request.options.num_workers)
     make_fresh(request.folder, archives_old, "-o ANOTHER_FOLDER, or --overwrite")
     become_subreaper()
     code, proof = 1, None
@@ -128,16 +128,16 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
     policy_of(document, checked := check_document(document))
     if checked.num_layers is None or document.root is None:
         raise AssertionError("a checked file without a number of layers")
-    wanted, num_nodes = request.wanted, request.cluster.num_nodes if request.cluster else 1
-    num_layers = wanted.num_layers or checked.num_layers
+    options, num_nodes = request.options, request.cluster.num_nodes if request.cluster else 1
+    num_layers = options.num_layers or checked.num_layers
     if num_layers > checked.num_layers:
         raise LaunchError(f"--layers {num_layers}: the model has {checked.num_layers}")
-    if not wanted.num_workers:
+    if not options.num_workers:
         max_workers = min(MAX_DEFAULT_WORKERS, count_cards() or MAX_DEFAULT_WORKERS) * num_nodes
-        wanted = replace(wanted, num_workers=min(read_step_settings(document).num_cards, max_workers))
-    if wanted.num_workers % num_nodes:
+        options = replace(options, num_workers=min(read_step_settings(document).num_cards, max_workers))
+    if options.num_workers % num_nodes:
         raise LaunchError(
-            f"--nodes {num_nodes}: {format_count(wanted.num_workers, 'worker')}\n"
+            f"--nodes {num_nodes}: {format_count(options.num_workers, 'worker')}\n"
             "    allowed: as many on each node\n    fix:     --worker-num"
         )
     notes = []
@@ -146,11 +146,11 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
         if has_dataset(short.data()) and not request.wants_synthetic_data:
             return None
         notes.append("The data is random tokens, made for this proof: losses are no measure of the model.")
-        request.report_status(f"making data: {wanted.num_steps} steps of random tokens")
-        return write_synthetic_data(request.folder, short, wanted.num_steps)
+        request.report_status(f"making data: {options.num_steps} steps of random tokens")
+        return write_synthetic_data(request.folder, short, options.num_steps)
 
     kept = retained_layers(checked.num_layers, num_layers) if num_layers < checked.num_layers else None
-    config, changes = run_config(document, checked.num_layers, wanted, kept, make_data)
+    config, changes = run_config(document, checked.num_layers, options, kept, make_data)
     if kept is not None:
         notes.append(
             f"{num_layers} of {checked.num_layers} layers run: each follows the settings of layer "
@@ -163,10 +163,10 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
         config=str(request.config),
         target=read_device_target(document),
         device="",
-        num_workers=wanted.num_workers,
-        num_steps=wanted.num_steps,
-        is_profiled=wanted.is_profiled,
-        is_deterministic=wanted.is_deterministic,
+        num_workers=options.num_workers,
+        num_steps=options.num_steps,
+        is_profiled=options.is_profiled,
+        is_deterministic=options.is_deterministic,
         num_layers=num_layers,
         changes=changes,
         notes=tuple(notes),
@@ -244,8 +244,8 @@ def _run_variants(request: ProofRequest, proof: Proof) -> Iterator[Proof]:
             yield proof
         if measured.exit_code and not measured.is_out_of_memory:
             # The same error would stop the other runs, so they are skipped.
-            rest = (replace(other, skipped=f"{variant.name} failed") for other in after)
-            yield replace(proof, variants=(*before, variant, *rest))
+            skipped_variants = (replace(later_variant, skipped=f"{variant.name} failed") for later_variant in after)
+            yield replace(proof, variants=(*before, variant, *skipped_variants))
             return
     yield calibrated(request, proof)
 

@@ -44,18 +44,18 @@ def _check_run(proof: Proof, variant: Variant) -> Iterator[Check]:
         return
     counts = {len(worker.steps) for worker in measured.workers}
     spread = " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "no"
-    seen = f"{spread} steps in {len(measured.workers)} workers, exit code {measured.exit_code}"
+    observed = f"{spread} steps in {len(measured.workers)} workers, exit code {measured.exit_code}"
     is_complete = measured.exit_code == 0 and counts == {proof.num_steps} and len(measured.workers) == proof.num_workers
     if is_complete:
-        yield Check(variant.name, "training", expected, seen, Verdict.PASS)
+        yield Check(variant.name, "training", expected, observed, Verdict.PASS)
     elif measured.is_out_of_memory and variant.name == "off":
         # Running out of memory without swap may be the reason for swap, so only the other runs must complete.
         reason = "without swap and recompute this model does not fit; --layers N makes it smaller"
         yield Check(variant.name, "training", expected, "out of device memory", Verdict.UNSEEN, reason)
     else:
-        seen = "out of device memory" if measured.is_out_of_memory else seen
+        observed = "out of device memory" if measured.is_out_of_memory else observed
         reason = "; ".join(filter(None, [measured.last_error, f"see {variant.name}/logs"]))
-        yield Check(variant.name, "training", expected, seen, Verdict.FAIL, reason)
+        yield Check(variant.name, "training", expected, observed, Verdict.FAIL, reason)
 
 
 def _check_effect(variant: Variant) -> Iterator[Check]:
@@ -68,14 +68,14 @@ def _check_effect(variant: Variant) -> Iterator[Check]:
         num_pairs, size = (sum(layer.get(key, 0) for layer in layers) for key in ("num_pairs", "swapped_bytes"))
         # `ok` of the output covers both graph and logs.
         is_ok = all(layer["ok"] for layer in layers) and bool(effect["ok"] or (logs and not logs["ok"]))
-        seen, reason = f"{num_pairs} D2H and H2D copies, {format_bytes(size)}", f"mindswap verify {variant.config}"
-        yield Check(variant.name, name, expected, seen, _verdict(is_ok), "" if is_ok else reason)
+        observed, reason = f"{num_pairs} D2H and H2D copies, {format_bytes(size)}", f"mindswap verify {variant.config}"
+        yield Check(variant.name, name, expected, observed, _verdict(is_ok), "" if is_ok else reason)
     if logs:
-        seen, expected = "they do" if logs["ok"] else "they do not", "all workers log the policy as specified"
+        observed, expected = "they do" if logs["ok"] else "they do not", "all workers log the policy as specified"
         findings = [
             f"{finding['level']}: {finding['message']}" for finding in logs["findings"] if finding["level"] != "note"
         ]
-        yield Check(variant.name, "log lines", expected, seen, _verdict(logs["ok"]), "; ".join(findings))
+        yield Check(variant.name, "log lines", expected, observed, _verdict(logs["ok"]), "; ".join(findings))
 
 
 def _verdict(is_ok: bool) -> Verdict:
@@ -99,15 +99,15 @@ def _check_losses(proof: Proof, variant: Variant, off: Variant | None) -> Iterat
     differing = [pair for pair in pairs if not math.isclose(pair.off_loss, pair.loss, rel_tol=tolerance)]
     largest = max(pair.relative_difference for pair in pairs)
     if not differing:
-        seen = (
+        observed = (
             f"{len(pairs)} losses equal" if largest == 0 else f"{len(pairs)} losses, differing by {largest:.2g} at most"
         )
-        yield Check(variant.name, name, expected, seen, Verdict.PASS)
+        yield Check(variant.name, name, expected, observed, Verdict.PASS)
         return
     first = differing[0]
-    seen = f"{len(differing)} of {len(pairs)} differ, by {largest:.2g} at most"
+    observed = f"{len(differing)} of {len(pairs)} differ, by {largest:.2g} at most"
     reason = f"first in worker {first.worker}, step {first.step}: {first.off_loss!r} with swap off, {first.loss!r}"
-    yield Check(variant.name, name, expected, seen, Verdict.FAIL, reason)
+    yield Check(variant.name, name, expected, observed, Verdict.FAIL, reason)
 
 
 class _LossPair(NamedTuple):
@@ -124,10 +124,10 @@ class _LossPair(NamedTuple):
         return abs(self.off_loss - self.loss) / max(abs(self.off_loss), 1e-30) if self.off_loss != self.loss else 0.0
 
 
-def _loss_pairs(off: MeasuredRun, other: MeasuredRun) -> Iterator[_LossPair]:
+def _loss_pairs(off: MeasuredRun, run: MeasuredRun) -> Iterator[_LossPair]:
     """Yield the losses of all steps in both runs."""
     off_losses = {(worker.number, step.number): step.loss for worker in off.workers for step in worker.steps}
-    for worker in other.workers:
+    for worker in run.workers:
         for step in worker.steps:
             if (worker.number, step.number) in off_losses:
                 yield _LossPair(worker.number, step.number, off_losses[worker.number, step.number], step.loss)
@@ -141,18 +141,18 @@ def _check_figures(proof: Proof, variant: Variant, measured: MeasuredRun, simula
         (peak, MEMORY_PERMILLE, (no_statistics, _NO_DEVICE_MEMORY)),
         (step, STEP_PERMILLE, ("no step was timed", _NO_DEVICE_TIME)),
     ):
-        expected, seen, form = figure.simulated or 0, figure.measured, figure.form
-        wanted = f"{form(expected)} simulated, within {tolerance / 10:g} %"
-        if not seen or is_cpu:
-            text = "nothing" if seen is None else f"{form(seen)} on this CPU"
-            yield Check(variant.name, figure.name, wanted, text, Verdict.UNSEEN, reason[is_cpu])
+        simulated_value, measured_value, form = figure.simulated or 0, figure.measured, figure.form
+        expected = f"{form(simulated_value)} simulated, within {tolerance / 10:g} %"
+        if not measured_value or is_cpu:
+            text = "nothing" if measured_value is None else f"{form(measured_value)} on this CPU"
+            yield Check(variant.name, figure.name, expected, text, Verdict.UNSEEN, reason[is_cpu])
         else:
             # The error of the simulation is relative to the measurement, as everywhere.
-            text = f"{form(seen)}: simulated {format_difference(expected, seen)}"
-            verdict = _verdict(abs(seen - expected) * 1000 <= tolerance * seen)
-            yield Check(variant.name, figure.name, wanted, text, verdict)
+            text = f"{form(measured_value)}: simulated {format_difference(simulated_value, measured_value)}"
+            verdict = _verdict(abs(measured_value - simulated_value) * 1000 <= tolerance * measured_value)
+            yield Check(variant.name, figure.name, expected, text, verdict)
         if variant.budget_bytes is not None and figure is peak:
-            yield _budget(variant.name, variant.budget_bytes, None if is_cpu else seen)
+            yield _budget(variant.name, variant.budget_bytes, None if is_cpu else measured_value)
     if simulated.copy_ns:
         yield _overlap(variant.name, measured, simulated, is_cpu)
 
@@ -174,10 +174,10 @@ def _overlap(variant: str, measured: MeasuredRun, simulated: Simulated, is_cpu: 
     if overlap.hidden_permille is None:
         reason = "the profile of the step has no copy between device and host"
         return Check(variant, "copies overlap compute", expected, "no copies", Verdict.FAIL, reason)
-    seen = (
+    observed = (
         f"{overlap.hidden_permille / 10:g} % of {format_time(overlap.copy_ns)} hidden under compute, "
         f"{format_time(overlap.exposed_ns)} exposed"
     )
     return Check(
-        variant, "copies overlap compute", expected, seen, _verdict(overlap.hidden_permille >= minimum_permille)
+        variant, "copies overlap compute", expected, observed, _verdict(overlap.hidden_permille >= minimum_permille)
     )

@@ -104,7 +104,7 @@ def _request(args: argparse.Namespace, begin_s: float) -> ProofRequest:
         folder=args.output,
         config=Path(args.config),
         variants=args.variants,
-        wanted=RunOptions(
+        options=RunOptions(
             args.steps, args.worker_num or 0, args.layers, is_profiled=args.profile, is_deterministic=args.deterministic
         ),
         budget_bytes=budget_bytes,

@@ -108,8 +108,8 @@ def _cards(proof: Proof) -> Iterable[_Card]:
         step, remark = variant.figures[0], variant.skipped
         value = format_time(step.measured) if step.measured is not None else "not timed"
         if step.simulated is not None:
-            where = " on the device" if proof.target == "CPU" else ""
-            remark = f"{format_time(step.simulated)} simulated{where}"
+            place_text = " on the device" if proof.target == "CPU" else ""
+            remark = f"{format_time(step.simulated)} simulated{place_text}"
         yield _Card(f"{variant.name}: step on {proof.target}", value, f"{remark}; {variant.title}")
     yield _Card("the whole proof took", format_time(round(proof.wall_s * 1e9)), "")
 

@@ -124,10 +124,13 @@ class Variant:
                 ("copies, exposed", format_time, copies, "exposed_ns", "exposed_copy_ns"),
                 ("copied", format_bytes, copies, "size_bytes", "copied_bytes"),
             ]
-        both = (self.simulated, self.calibrated)
+        simulations = (self.simulated, self.calibrated)
         return tuple(
             RunFigure(
-                name, form, getattr(measured, attribute, None), *(getattr(simulation, key, None) for simulation in both)
+                name,
+                form,
+                getattr(measured, attribute, None),
+                *(getattr(simulation, key, None) for simulation in simulations),
             )
             for name, form, measured, attribute, key in rows
         )

@@ -90,12 +90,14 @@ def _watch(nodes: Nodes, report_status: Callable[[str], None]) -> Ended:
     reported_s, reported_step = time.monotonic(), 0
     while not nodes.is_over():
         time.sleep(POLL_S)
-        seen = nodes.look()
+        progress = nodes.look()
         if time.monotonic() - reported_s >= REPORT_INTERVAL_S:
             reported_s = time.monotonic()
-            if seen.step != reported_step or not seen.step:
-                report_status(f"    step {seen.step}/{seen.num_steps}" if seen.step else "    starting and compiling")
-            reported_step = seen.step
+            if progress.step != reported_step or not progress.step:
+                report_status(
+                    f"    step {progress.step}/{progress.num_steps}" if progress.step else "    starting and compiling"
+                )
+            reported_step = progress.step
     event = nodes.explain()
     nodes.stop_all()
     return event

@@ -58,9 +58,10 @@ def split_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = Parser(prog="mindswap run", usage=USAGE, allow_abbrev=False)
     add_arguments(parser)
     end = words.index("--") if "--" in words else len(words)
-    args, rest = parser.parse_known_args(words[:end])
-    if end == len(words) or (rest and (rest[0] == words[0] or not rest[0].startswith("--"))) or rest == words[:end]:
-        return args, [*rest, *words[end:]]
-    if rest:  # whatever is wrong before `--` is an option of mindswap
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    args, unparsed = parser.parse_known_args(words[:end])
+    is_command = bool(unparsed) and (unparsed[0] == words[0] or not unparsed[0].startswith("--"))
+    if end == len(words) or is_command or unparsed == words[:end]:
+        return args, [*unparsed, *words[end:]]
+    if unparsed:  # whatever is wrong before `--` is an option of mindswap
+        parser.error(f"unrecognized arguments: {' '.join(unparsed)}")
     return args, words[end + 1 :]

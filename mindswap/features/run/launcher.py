@@ -92,8 +92,8 @@ def _run_adaptive(words: list[str]) -> int:
     """Run the job as an adaptive run; JOIN is ignored, because the launcher always waits for the end."""
     from mindswap.features.run.adaptive_options import run_adaptive, split_words
 
-    args, rest = split_words(words)
-    job, command = _read(rest)
+    args, job_words = split_words(words)
+    job, command = _read(job_words)
     python, logs = [find_python(), *command], str(log_folder(job, os.environ))
     msrun = ["msrun", *msrun_arguments(job, logs, python, bind_core=has_cards())]
     args.run_dir = args.run_dir or Path(logs)

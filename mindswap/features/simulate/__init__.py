@@ -169,8 +169,10 @@ def outside_line(model: StepModel, device: Device) -> str:
     limit_bytes = model.settings.pool_limit_bytes
     if limit_bytes >= device.memory_bytes:
         offered = f"the {format_bytes(device.memory_bytes)} that CANN offers of {device.title}"
-        most = f'at most "{device.usable_memory_bytes // 2**30}GB"'
-        return f"max_device_memory  {format_bytes(limit_bytes)} is not below {offered}, so MindSpore stops: {most}"
+        limit_text = f'at most "{device.usable_memory_bytes // 2**30}GB"'
+        return (
+            f"max_device_memory  {format_bytes(limit_bytes)} is not below {offered}, so MindSpore stops: {limit_text}"
+        )
     if not model.outside_bytes:
         return ""
     unmanaged_bytes = max(device.memory_bytes - max(device.usable_memory_bytes, limit_bytes), 0)
@@ -269,8 +271,8 @@ class LoadedStep:
     def as_compiled_with_swap(self) -> "LoadedStep":
         """Return the step as compiled with swap enabled, which sets lazy_inline: then all-gather precedes the cast."""
         sharding = self.model.settings.sharding
-        is_other = type(self.model) is StepModel and sharding.num_ranks > 1 and has_single_micro_step(self.document)
-        if not is_other or sharding.is_cast_after_gather:
+        can_differ = type(self.model) is StepModel and sharding.num_ranks > 1 and has_single_micro_step(self.document)
+        if not can_differ or sharding.is_cast_after_gather:
             return self
         return _move_casts(self)
 

@@ -45,14 +45,14 @@ def format_simulation(report: SimulationReport, has_figures: bool = False) -> st
     if report.causes:
         lines.append("compute waits for, longest first (all stages and micro-batches):")
         lines += [f"    {format_time(c.exposed_ns):>8}  {describe_cause(c)}" for c in report.causes[:NUM_CAUSES]]
-        lines += [*_rest([cause.exposed_ns for cause in report.causes[NUM_CAUSES:]], format_time), ""]
+        lines += [*_remainder_line([cause.exposed_ns for cause in report.causes[NUM_CAUSES:]], format_time), ""]
     if has_figures:
         lines.append("figures of the device that were used:")
         width = max((len(figure.name) for figure in report.figures), default=0)
         lines += [f"    {figure.name:<{width}}  {figure.value}  ({figure.source})" for figure in report.figures]
     lines += [f"note: {note}" for note in report.notes]
-    where = "" if has_figures else "; the figures of the device, with sources: --figures"
-    lines.append(f"every figure above is simulated; no device was used{where}")
+    hint = "" if has_figures else "; the figures of the device, with sources: --figures"
+    lines.append(f"every figure above is simulated; no device was used{hint}")
     return "\n".join(escape(line) for text in lines for line in text.split("\n"))
 
 
@@ -66,12 +66,12 @@ def _peak_lines(stage: StageReport) -> list[str]:
     lines = [f"at the peak of stage {stage.stage} the device holds:"]
     lines += [f"    {format_bytes(size):>10}  {part.title}" for part, size in stage.parts.items() if size]
     lines.append("of these, without static memory, by operator:")
-    shown, others = stage.holders[:NUM_HOLDERS], stage.holders[NUM_HOLDERS:]
+    shown, remaining = stage.holders[:NUM_HOLDERS], stage.holders[NUM_HOLDERS:]
     lines += [f"    {format_bytes(holder.size_bytes):>10}  {describe_holder(holder)}" for holder in shown]
-    return lines + _rest([holder.size_bytes for holder in others], format_bytes)
+    return lines + _remainder_line([holder.size_bytes for holder in remaining], format_bytes)
 
 
-def _rest(amounts: Sequence[int], form: Callable[[int], str]) -> list[str]:
+def _remainder_line(amounts: Sequence[int], form: Callable[[int], str]) -> list[str]:
     return [f"    {form(sum(amounts)):>10}  {len(amounts)} more"] if amounts else []
 
 

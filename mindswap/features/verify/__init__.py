@@ -231,8 +231,8 @@ def verify_policy(
         )
     if not brief or not all(effect.matches_policy for effect in effects):
         without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
-        baseline, like = compile_with(document, swapped, without_swap, placement, use_cache)
-        effects = compare_effect(decided, baseline.graph, swapped.graph, like)
+        baseline, matches = compile_with(document, swapped, without_swap, placement, use_cache)
+        effects = compare_effect(decided, baseline.graph, swapped.graph, matches)
     if gathers_sequence(document):
         effects = tuple(
             dataclasses.replace(
@@ -263,7 +263,7 @@ def verify_recompute(
         One effect per layer of the model or stage, and the network compiled with recompute.
     """
     compiled = compile_under(document, Policy(), placement, use_cache)
-    plain, like = compile_with(document, compiled, Policy(is_swap_enabled=True), placement, use_cache)
+    plain, matches = compile_with(document, compiled, Policy(is_swap_enabled=True), placement, use_cache)
     indices = layer_indices(compiled, placement)
     built = dict(zip(indices, compiled.sample.layer_map, strict=True))
     # Layers of other stages are not compiled, so any layer serves as a placeholder for them.
@@ -274,7 +274,7 @@ def verify_recompute(
         dataclasses.replace(resolve_layer(acting, index, compiled.layers[position]), layer_index=position)
         for index, position in built.items()
     ]
-    effects = compare_recompute(decided, plain.graph, compiled.graph, like)
+    effects = compare_recompute(decided, plain.graph, compiled.graph, matches)
     return tuple(
         dataclasses.replace(effect, layer_index=i) for i, effect in zip(indices, effects, strict=True)
     ), compiled

@@ -77,12 +77,12 @@ def compare_logs(
     Returns:
         The findings, and the measured memory.
     """
-    wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
+    expected_lines = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
     is_any_finished = any(log.is_finished for log in logs)
     # Workers with equal findings are grouped.
     workers: dict[_Message, list[int]] = {}
     for log in logs:
-        for message in _examine(log, wanted, is_any_finished):
+        for message in _examine(log, expected_lines, is_any_finished):
             workers.setdefault(message, []).append(log.worker)
     findings = [*_find_missing_logs(logs)]
     findings += [LogFinding(tuple(sorted(set(same))), *message) for message, same in workers.items()]
@@ -107,17 +107,17 @@ def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[LogFinding]:
         yield LogFinding(tuple(range(min(present))[:MAX_NAMED]), *_message("no-log-here"))
 
 
-def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Message]:
+def _examine(log: WorkerLog, expected_lines: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Message]:
     if log.problem:
         yield _message("unreadable", problem=log.problem)
     elif not log.size_bytes and not log.set_lines:
         yield _message("empty")
     else:
-        yield from _compare_lines(log, wanted)
+        yield from _compare_lines(log, expected_lines)
         yield from _examine_run(log, is_any_finished)
 
 
-def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Message]:
+def _compare_lines(log: WorkerLog, expected_lines: dict[str, SetLine]) -> Iterator[_Message]:
     """Compare the `Set ...` lines with those of the policy."""
     # If unmatched pieces remain, a line joined from pieces may be wrong.
     reliable = [line for line in log.set_lines if not (line.is_repaired and log.broken_lines)]
@@ -127,11 +127,11 @@ def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Mess
         if not logged:
             return
     has_started = bool(log.is_finished or log.last_step)
-    if wanted and not logged and not log.broken_lines and has_started:
+    if expected_lines and not logged and not log.broken_lines and has_started:
         yield _message("nothing-set")
         return
-    missing = [line for text, line in wanted.items() if text not in logged]
-    unexpected = [line for text, line in logged.items() if text not in wanted]
+    missing = [line for text, line in expected_lines.items() if text not in logged]
+    unexpected = [line for text, line in logged.items() if text not in expected_lines]
     yield from _compare_settings(missing, unexpected, has_started)
     if log.broken_lines:
         yield _message("broken" if missing else "broken-beside", piece=log.broken_lines[0])
@@ -181,9 +181,9 @@ def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterator[_Message]:
     if log.oom_events:
         event = max(log.oom_events, key=lambda event: (not event.is_host, event.requested_bytes or 0))
         size = f", asked for {event.requested_bytes} bytes" if event.requested_bytes is not None else ""
-        where = "host" if event.is_host else "device"
+        memory = "host" if event.is_host else "device"
         name = "memory-was-short" if log.is_finished else "out-of-memory"
-        yield _message(name, where=where, form=event.form, size=size, text=event.text)
+        yield _message(name, where=memory, form=event.form, size=size, text=event.text)
     elif log.is_finished:
         return
     elif log.last_error:

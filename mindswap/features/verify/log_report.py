@@ -66,9 +66,9 @@ def _format_findings(findings: Sequence[LogFinding], report: LogReport) -> list[
     first = findings[0]
     workers = sorted({worker for finding in findings for worker in finding.workers})
     level = "" if first.level is Level.NOTE else f"{first.level.value}: "
-    who = f"{_name_workers(workers, report)}: " if workers else ""
-    others = f" (worker {first.workers[0]}; the others with other numbers)" if len(findings) > 1 else ""
-    line = f"{who}{level}{first.message}{others}"
+    workers_prefix = f"{_name_workers(workers, report)}: " if workers else ""
+    others_remark = f" (worker {first.workers[0]}; the others with other numbers)" if len(findings) > 1 else ""
+    line = f"{workers_prefix}{level}{first.message}{others_remark}"
     return [line, f"    fix: {first.fix}"] if first.fix else [line]
 
 
@@ -80,12 +80,12 @@ def _name_workers(workers: Sequence[int], report: LogReport) -> str:
         named = f"{len(workers)} workers ({format_names(runs, MAX_RUNS)})"
     stages = {report.stage(worker) for worker in workers}
     nodes = {report.nodes[worker]: None for worker in workers if worker in report.nodes}
-    where = []
+    places = []
     if report.num_stages > 1 and len(stages) < report.num_stages:
-        where.append(name_indices("stage", stages))
+        places.append(name_indices("stage", stages))
     if nodes and len(nodes) < len(set(report.nodes.values())):
-        where.append(format_names(nodes))
-    return f"{named} in {', '.join(where)}" if where else named
+        places.append(format_names(nodes))
+    return f"{named} in {', '.join(places)}" if places else named
 
 
 def _format_memory(report: LogReport) -> str:

@@ -91,9 +91,9 @@ def parse_command(words: Sequence[str], num_nodes: int | None = None) -> Trainin
         if num_nodes is not None:
             raise LaunchError(f"--ray: the training command is {words[0]}\n    allowed: msrun, which every node starts")
         return _with_training(None, list(words), {}, None)
-    values, rest = _split_msrun(list(words[1:]))
-    options = words[1 : len(words) - len(rest)]
-    return _with_training(tuple(word for word in options if word != "--"), rest, values, num_nodes)
+    values, training_words = _split_msrun(list(words[1:]))
+    options = words[1 : len(words) - len(training_words)]
+    return _with_training(tuple(word for word in options if word != "--"), training_words, values, num_nodes)
 
 
 def _split_msrun(words: list[str]) -> tuple[Mapping[str, str], list[str]]:
@@ -155,14 +155,14 @@ def _integer(values: Mapping[str, str], name: str, default: int) -> int:
 def without_options(words: Sequence[str], is_left_out: Callable[[str], bool]) -> list[str]:
     """Return the words without the options whose name `is_left_out` accepts, and without their values."""
     kept: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
         name, equals, _ = word.partition("=")
         if not is_left_out(name):
             kept.append(word)
-        elif not equals and rest and not rest[0].startswith("--"):
-            rest.pop(0)
+        elif not equals and remaining and not remaining[0].startswith("--"):
+            remaining.pop(0)
     return kept
 
 

@@ -108,7 +108,7 @@ def read_config(path: Path) -> dict[Any, Any] | None:
 
 
 def choose_nodes(
-    alive: Sequence[Mapping[str, Any]], local_node: str, num_local: int, wanted: tuple[int, int]
+    alive: Sequence[Mapping[str, Any]], local_node: str, num_local: int, counts: tuple[int, int]
 ) -> list[Mapping[str, Any]]:
     """Choose training and spare nodes.
 
@@ -119,7 +119,7 @@ def choose_nodes(
         alive: nodes as listed by Ray.
         local_node: id of the local node.
         num_local: workers per node.
-        wanted: numbers of training nodes and of spare nodes.
+        counts: numbers of training nodes and of spare nodes.
 
     Returns:
         The training nodes, then the spare nodes.
@@ -129,7 +129,7 @@ def choose_nodes(
     """
     cards = {node["NodeID"]: round(node["Resources"].get(NPU, 0)) for node in alive}
     fit = [node for node in alive if not any(cards.values()) or cards[node["NodeID"]] >= num_local]
-    num_nodes, num_spare = wanted
+    num_nodes, num_spare = counts
     if len(fit) < num_nodes + num_spare:
         node_list = ", ".join(f"{node['NodeManagerAddress']} ({cards[node['NodeID']]} NPU)" for node in alive)
         raise LaunchError(

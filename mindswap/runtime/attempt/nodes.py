@@ -107,9 +107,11 @@ class Nodes:
         complete = self.ask("complete", lambda _: (ignored,))
         having = [rank for rank, keys in enumerate(complete) if keys]
         without = [rank for rank, keys in enumerate(complete) if not keys]
-        others = frozenset[CheckpointKey]().union(*complete).intersection(*(complete[rank] for rank in having))
-        if without and len(others) > 1:
-            steps = ", ".join(str(saved.step) for saved, *_ in sorted(others))
+        common_checkpoints = (
+            frozenset[CheckpointKey]().union(*complete).intersection(*(complete[rank] for rank in having))
+        )
+        if without and len(common_checkpoints) > 1:
+            steps = ", ".join(str(saved.step) for saved, *_ in sorted(common_checkpoints))
             raise LaunchError(
                 f"no checkpoint of its ranks is on {self._names(without)}; the others have those of steps {steps}\n"
                 "    fix:     copy the rank_* folders of the node that had its place "
@@ -150,11 +152,11 @@ class Nodes:
 
     def look(self) -> LogProgress:
         """Read the logs, and return the progress of the training."""
-        seen = merge_progress(self.ask("look"))
-        self.step = max(self.step, seen.step)
+        progress = merge_progress(self.ask("look"))
+        self.step = max(self.step, progress.step)
         if self.step and not self.startup_s:
             self.startup_s = time.monotonic() - self._started_s
-        return seen
+        return progress
 
     def is_over(self) -> bool:
         """Return whether workers of a node failed, or all workers ended."""
@@ -168,8 +170,10 @@ class Nodes:
         event = first_cause([_placed(event, self.name_of(rank)) for rank, event in events])
         memory = self.look().out_of_memory
         if False in self._ended and event.outcome is not Outcome.OUT_OF_MEMORY and memory:
-            worker, seen = memory  # from a node whose msrun is still running
-            event = Ended(Outcome.OUT_OF_MEMORY, 0, seen.text, worker=worker, missing_bytes=seen.missing_bytes)
+            worker, oom_event = memory  # from a node whose msrun is still running
+            event = Ended(
+                Outcome.OUT_OF_MEMORY, 0, oom_event.text, worker=worker, missing_bytes=oom_event.missing_bytes
+            )
         return replace(event, step=self.step)
 
     def stop_all(self) -> None:
@@ -217,18 +221,18 @@ class RayNodes(Nodes):
 
     def _reach(self, alive: list[Mapping[str, Any]]) -> tuple[list[_RayNode], list[NodeFacts]]:
         """Choose nodes, start their actors and query them; retry with other nodes if Ray reports one as dead."""
-        local_node, wanted = self._ray.get_runtime_context().get_node_id(), (self._num_nodes, self._num_spare)
-        nodes = [self._on(node) for node in choose_nodes(alive, local_node, self._task.command.num_local, wanted)]
+        local_node, counts = self._ray.get_runtime_context().get_node_id(), (self._num_nodes, self._num_spare)
+        nodes = [self._on(node) for node in choose_nodes(alive, local_node, self._task.command.num_local, counts)]
         try:
             return nodes, [self._facts(node) for node in nodes]
         except NodeLostError as error:
-            left = alive_nodes(self._ray)
-            if len(left) >= len(alive):
+            alive_now = alive_nodes(self._ray)
+            if len(alive_now) >= len(alive):
                 fix = "ray status: are its NPUs free?"
                 raise LaunchError(f"{error}: nothing starts there\n    fix:     {fix}") from error
             for node in nodes:
                 self._ray.kill(node.actor)
-            return self._reach(left)
+            return self._reach(alive_now)
 
     def _on(self, node: Mapping[str, Any]) -> _RayNode:
         options: dict[str, Any] = {"num_cpus": 0, **on_node(node)}

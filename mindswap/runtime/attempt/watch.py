@@ -66,16 +66,16 @@ class LogProgress:
     num_finished: int  # number of workers that logged the end of the training
 
 
-def merge_progress(seen: Sequence[LogProgress]) -> LogProgress:
+def merge_progress(entries: Sequence[LogProgress]) -> LogProgress:
     """Merge the progress of several workers or nodes."""
     return LogProgress(
-        step=min((progress.step for progress in seen), default=0),
-        num_steps=max((progress.num_steps for progress in seen), default=0),
-        num_timed_steps=min((progress.num_timed_steps for progress in seen), default=0),
-        step_time_ns=max((progress.step_time_ns for progress in seen), default=0),
-        peak_bytes=max((progress.peak_bytes for progress in seen if progress.peak_bytes is not None), default=None),
-        out_of_memory=_worst(progress.out_of_memory for progress in seen if progress.out_of_memory),
-        num_finished=sum(progress.num_finished for progress in seen),
+        step=min((entry.step for entry in entries), default=0),
+        num_steps=max((entry.num_steps for entry in entries), default=0),
+        num_timed_steps=min((entry.num_timed_steps for entry in entries), default=0),
+        step_time_ns=max((entry.step_time_ns for entry in entries), default=0),
+        peak_bytes=max((entry.peak_bytes for entry in entries if entry.peak_bytes is not None), default=None),
+        out_of_memory=_worst(entry.out_of_memory for entry in entries if entry.out_of_memory),
+        num_finished=sum(entry.num_finished for entry in entries),
     )
 
 
@@ -94,7 +94,7 @@ class _Worker:
         self.scanner.feed(block)
         self.steps.feed(block)
 
-    def seen(self, rank: int) -> LogProgress:
+    def progress(self, rank: int) -> LogProgress:
         """Return the progress according to this log."""
         log, times_ns = self.scanner.snapshot(rank), self.steps.times_ns
         peak_bytes = log.memory.actual_peak_bytes
@@ -123,7 +123,7 @@ class RunWatch:
         """Read new bytes of all logs, and return the progress."""
         for worker in self._workers.values():
             worker.follower.poll(worker.take)
-        return merge_progress([worker.seen(rank) for rank, worker in self._workers.items()])
+        return merge_progress([worker.progress(rank) for rank, worker in self._workers.items()])
 
     def close(self) -> None:
         """Close all logs."""

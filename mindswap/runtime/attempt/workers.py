@@ -67,9 +67,9 @@ class Workers:
 
     def look(self) -> LogProgress:
         """Read the logs, and return the progress of the training."""
-        seen = self._watch.poll()
-        self.step = max(self.step, seen.step)
-        return seen
+        progress = self._watch.poll()
+        self.step = max(self.step, progress.step)
+        return progress
 
     def ended(self) -> bool | None:
         """Return True if all workers succeeded, False if one failed, and None while all are running."""
@@ -88,16 +88,16 @@ class Workers:
             raise AssertionError("the training was not started")
         code = self._process.poll()
         deadline = time.monotonic() + (DRAIN_S if code != 0 else 0)
-        while (seen := self.look()).out_of_memory is None and time.monotonic() < deadline:
+        while (progress := self.look()).out_of_memory is None and time.monotonic() < deadline:
             time.sleep(0.1)
         if code == 0 and not self._exits():
-            if not seen.num_finished and 0 < seen.step < seen.num_steps:
+            if not progress.num_finished and 0 < progress.step < progress.num_steps:
                 return Ended(Outcome.KILLED, self.step, "msrun ended before the training did")
             return Ended(Outcome.FINISHED, self.step)
-        if seen.out_of_memory is not None:
-            worker, event = seen.out_of_memory
+        if progress.out_of_memory is not None:
+            worker, event = progress.out_of_memory
             return self._out_of_memory(worker, event.text, event.missing_bytes)
-        return self._explain_exit(code, is_over=seen.num_finished == len(self._worker_ranks))
+        return self._explain_exit(code, is_over=progress.num_finished == len(self._worker_ranks))
 
     def _out_of_memory(self, worker: int, text: str, missing_bytes: int | None = None) -> Ended:
         return Ended(Outcome.OUT_OF_MEMORY, self.step, text, worker=worker, missing_bytes=missing_bytes)

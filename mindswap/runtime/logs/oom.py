@@ -140,9 +140,9 @@ def parse_set_line(text: str) -> SetLine | None:
     match = _SET.search(text)
     if match is None:
         return None
-    title, layer_index, rest = match.groups()
+    title, layer_index, argument = match.groups()
     line = match.group().rstrip()
-    if "Set " in rest or not re.fullmatch(_TITLES[title], rest.strip()):
+    if "Set " in argument or not re.fullmatch(_TITLES[title], argument.strip()):
         return None
     has_gap = _SPACES.search(line) is not None
     return SetLine(

@@ -183,13 +183,13 @@ def read_samples(
                 counts.num_documents += 1
                 yield array("i", [tokenizer.eos_id])
 
-    rest = array("i")
+    buffer = array("i")
     for tokens in all_tokens():
-        rest.extend(tokens)
-        if num_complete := len(rest) // sample_length:
+        buffer.extend(tokens)
+        if num_complete := len(buffer) // sample_length:
             counts.num_samples += num_complete
-            yield rest[: num_complete * sample_length]
-            rest = rest[num_complete * sample_length :]
+            yield buffer[: num_complete * sample_length]
+            buffer = buffer[num_complete * sample_length :]
 
 
 def cut_columns(tokens: "array[int]", num_columns: int) -> "array[int]":

@@ -104,16 +104,16 @@ def decode_utf8(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
 
 def split_pieces(texts: Iterable[str]) -> Iterator[str]:
     """Split text at ends of lines, else between words; a text of one block is not split."""
-    rest = ""
+    buffer = ""
     for text in texts:
-        if rest:
-            cut = _LAST_LINE.match(rest) or _LAST_WORD.match(rest)
-            end = cut.end() if cut else len(rest)
-            yield rest[:end]
-            rest = rest[end:]
-        rest += text
-    if rest:
-        yield rest
+        if buffer:
+            cut = _LAST_LINE.match(buffer) or _LAST_WORD.match(buffer)
+            end = cut.end() if cut else len(buffer)
+            yield buffer[:end]
+            buffer = buffer[end:]
+        buffer += text
+    if buffer:
+        yield buffer
 
 
 # Load a tokenizer file (Hugging Face tokenizer.json or sentencepiece .model).

@@ -172,7 +172,7 @@ def test_options_are_those_of_the_runs_and_figures_those_of_the_commands_that_it
     assert prove(*words, "-o", tmp_path / "proof") == (7, "")
     ((request, document, is_overwritten, _),) = asked
     assert (document.file, is_overwritten, request.wants_synthetic_data) == (str(CONFIG), True, True)
-    assert request.wanted == RunOptions(5, 0, None, is_profiled=False, is_deterministic=True)
+    assert request.options == RunOptions(5, 0, None, is_profiled=False, is_deterministic=True)
     assert request.budget_bytes is None
     options = dict(zip(request.device_words[::2], request.device_words[1::2], strict=True))
     figures = [name for name in FIGURES if name != "memory"]
