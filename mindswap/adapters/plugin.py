@@ -136,8 +136,8 @@ class Session:
         require_pynative()
         from mindswap.adapters.pynative.training import network_building
 
-        is_wanted = self.device_target == "CPU" and self._is_enabled("cpu_stand_ins")
-        return network_building(is_wanted and builds_form(False))
+        use_stand_ins = self.device_target == "CPU" and self._is_enabled("cpu_stand_ins")
+        return network_building(use_stand_ins and builds_form(False))
 
     def finish(self) -> None:
         """Report the swap of PyNative mode at the end of the training."""

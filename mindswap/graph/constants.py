@@ -66,8 +66,8 @@ def constant_operators(graph: Graph) -> Mapping[str, frozenset[str]]:
             name in constant_values or (name in graph.types and name not in outside) for name in tensors
         ):
             owners = frozenset().union(*(constant_values.get(name, ()) for name in tensors))
-            is_given = node.op in TUPLE_OPS or (node.op in VIEW_OPS and owners)
-            constant_values[node.name] = owners if is_given else frozenset({node.name})
+            shares_memory = node.op in TUPLE_OPS or (node.op in VIEW_OPS and owners)
+            constant_values[node.name] = owners if shares_memory else frozenset({node.name})
     return constant_values
 
 

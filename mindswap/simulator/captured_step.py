@@ -55,20 +55,20 @@ class GradientRule:
     is_shared: bool = False  # weights are replicated over data parallel ranks
     unreplicated_weights: frozenset[GradientKey] = frozenset()  # weights that no other rank has: experts
 
-    def is_sharded_weight(self, gradient_type: TensorType, where: int) -> bool:
+    def is_sharded_weight(self, gradient_type: TensorType, segment: int) -> bool:
         """Return whether the weight of a gradient is sharded.
 
         Args:
             gradient_type: type of the gradient, which is that of the weight.
-            where: segment as in `GradientKey`.
+            segment: segment as in `GradientKey`.
         """
-        return (where, gradient_type.shape) not in self.unsharded_weights and self.sharding.is_sharded(
+        return (segment, gradient_type.shape) not in self.unsharded_weights and self.sharding.is_sharded(
             "", gradient_type.shape, gradient_type.size_bytes
         )
 
-    def is_reduced(self, gradient_type: TensorType, where: int) -> bool:
+    def is_reduced(self, gradient_type: TensorType, segment: int) -> bool:
         """Return whether a gradient is reduced over ranks; arguments as in `is_sharded_weight`."""
-        return self.is_shared and (where, gradient_type.shape) not in self.unreplicated_weights
+        return self.is_shared and (segment, gradient_type.shape) not in self.unreplicated_weights
 
     def parts_bytes(self, size_bytes: int, is_sharded_weight: bool, is_reduced: bool) -> GradientBytes:
         """Split the memory of a gradient by lifetime.

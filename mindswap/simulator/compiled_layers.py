@@ -149,11 +149,11 @@ class CompiledLayers:
                 names = holders.setdefault(self.labels(entry.storage.producer), {})
                 for node in entry.holders:
                     owner = graph.owner(node)
-                    own_name = {owner.name}
+                    owner_names = {owner.name}
                     # Swap of a tuple moves the members that its own gradient reads.
-                    readers = readers_of.get(node.name, own_name) if node.name != owner.name else own_name
+                    readers = readers_of.get(node.name, owner_names) if node.name != owner.name else owner_names
                     names.update({self._paths_of(owner): None} if owner.name in readers else {})
-                    names.update({UNSWAPPABLE: None} if readers - own_name else {})
+                    names.update({UNSWAPPABLE: None} if readers - owner_names else {})
         return {label: tuple(names) for label, names in holders.items()}
 
     def not_simulated(self, error: SimulationError, policy: Policy, layer_index: int) -> SimulationError:

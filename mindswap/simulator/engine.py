@@ -112,8 +112,8 @@ def _start_ops(state: EngineState, stage: int, kind: int, now: int) -> bool:
             op.stall_ns = now - stream.free_ns
             op.stall_cause, op.stall_copy = _waited_for(state, stream.next_op, now)
         if op.is_awaited:
-            for other in range(len(stages)):
-                stages[other].wake_ns = min(stages[other].wake_ns, op.end_ns)
+            for other_stage in range(len(stages)):
+                stages[other_stage].wake_ns = min(stages[other_stage].wake_ns, op.end_ns)
         stream.free_ns = op.end_ns
         stream.next_op = op.next_op
         changed = True
@@ -165,8 +165,8 @@ def _end_and_start_copies(state: EngineState, stage: int, direction: int, now: i
     while link.next_copy < link.end:
         copy = state.copies[direction, link.next_copy]
         if not link.is_copying:
-            has_left = copy.after_out == NO_COPY or state.copies[OUT, copy.after_out].end_ns <= now
-            if not has_left or (copy.after_op != NO_OP and state.ops[copy.after_op].end_ns > now):
+            is_offloaded = copy.after_out == NO_COPY or state.copies[OUT, copy.after_out].end_ns <= now
+            if not is_offloaded or (copy.after_op != NO_OP and state.ops[copy.after_op].end_ns > now):
                 break
             copy.start_ns = now
             link.work_left = WORK_PER_NS * copy.duration_ns
@@ -208,8 +208,8 @@ def _raise_deadlock(program: Program, state: EngineState) -> None:
     for stage in np.flatnonzero(next_op < state.stages["end"]):
         op = next_op[stage]
         wait = program.ops.wait_op[op]
-        for_what = f" for operator {wait} ({_op_name(program, wait)})" if wait != NO_OP else ""
-        lines.append(f"stage {stage} stands at operator {op} ({_op_name(program, op)}), which waits{for_what}")
+        awaited = f" for operator {wait} ({_op_name(program, wait)})" if wait != NO_OP else ""
+        lines.append(f"stage {stage} stands at operator {op} ({_op_name(program, op)}), which waits{awaited}")
     if lines:
         raise SimulationError("pipeline stages wait for each other: " + "; ".join(lines))
 

@@ -129,8 +129,8 @@ def _ends_of_layers(program: Program) -> tuple[np.ndarray, np.ndarray]:
     is_backward = (ops.kind == OpKind.BACKWARD) | (ops.kind == OpKind.RECOMPUTE)
     shape = (int(ops.layer.max()) + 1, int(ops.micro_batch.max()) + 1)
     forward_end, backward_begin = np.zeros(shape, np.int64), np.full(shape, len(ops), np.int64)
-    for ends, which, choose in ((forward_end, is_forward, np.maximum), (backward_begin, is_backward, np.minimum)):
-        at = np.flatnonzero(is_in_layer & which)
+    for ends, is_selected, choose in ((forward_end, is_forward, np.maximum), (backward_begin, is_backward, np.minimum)):
+        at = np.flatnonzero(is_in_layer & is_selected)
         choose.at(ends, (ops.layer[at], ops.micro_batch[at]), at)
     return forward_end, backward_begin
 

@@ -103,7 +103,7 @@ def build_stage_layout(
             "micro-batches here\n"
             "    fix: fewer micro-batches in a step (micro_batch_num, gradient_accumulation_steps)"
         )
-    require_schedule(pipeline, num_micro_batches, num_sequences, known=tuple(SCHEDULES))
+    require_schedule(pipeline, num_micro_batches, num_sequences, accepted=tuple(SCHEDULES))
     try:
         cells = list(pipeline.layout(num_layers).cells())
     except LayoutError as error:
@@ -125,7 +125,7 @@ def require_schedule(
     num_micro_batches: int,
     num_sequences: int = 1,
     place: str = "pipeline_scheduler",
-    known: tuple[str, ...] = SCHEDULERS,
+    accepted: tuple[str, ...] = SCHEDULERS,
 ) -> None:
     """Check that the schedule is known and accepts the step; a single stage needs no schedule.
 
@@ -134,7 +134,7 @@ def require_schedule(
         num_micro_batches: micro-batches of a step.
         num_sequences: pieces that each sequence is split into.
         place: key that sets the schedule, for the message.
-        known: accepted names; by default those that a configuration may have.
+        accepted: accepted names; by default those that a configuration may have.
 
     Raises:
         SimulationError: if the execution order of the step is not simulated, or MindSpore refuses the step.
@@ -142,7 +142,7 @@ def require_schedule(
     if pipeline.num_stages == 1:
         return
     name = pipeline.scheduler
-    if name not in known:
+    if name not in accepted:
         allowed = ", ".join(SCHEDULERS)
         raise SimulationError(
             f"{place}: {name!r} is not known\n    allowed: {allowed}\n    fix: pipeline_scheduler: 1f1b"

@@ -149,15 +149,18 @@ class BlockBuilder:
         ops = self.step.ops[tensor.op_list]
         later_ops = [at for at in range(producer_op_index + 1, len(ops)) if not ops[at].kind.is_communication]
         in_half = (at for at in later_ops if ops[at].is_weight == ops[producer_op_index].is_weight)
-        taken = Consumers(
+        consumers = Consumers(
             last_backward=later_ops[0] if later_ops else producer_op_index, last_weight=next(in_half, producer_op_index)
         )
         rule = self.rule
-        where = -1 if tensor.segment < 0 else int(tensor.segment == self.step.num_layers)
-        is_sharded_weight, is_reduced = rule.is_sharded_weight(tensor.type, where), rule.is_reduced(tensor.type, where)
+        segment = -1 if tensor.segment < 0 else int(tensor.segment == self.step.num_layers)
+        is_sharded_weight, is_reduced = (
+            rule.is_sharded_weight(tensor.type, segment),
+            rule.is_reduced(tensor.type, segment),
+        )
         parts = rule.parts_bytes(size_bytes, is_sharded_weight, is_reduced)
         for size, uses, is_optimizer_input in zip(
-            parts, (taken, Consumers(), Consumers()), (False, True, True), strict=True
+            parts, (consumers, Consumers(), Consumers()), (False, True, True), strict=True
         ):
             if size:
                 yield BlockTensor(

@@ -68,13 +68,13 @@ class Table:
     def __len__(self) -> int:
         return len(next(iter(vars(self).values())))
 
-    def rows(self: T, which: np.ndarray) -> T:
+    def rows(self: T, selection: np.ndarray) -> T:
         """Return a table of the selected rows.
 
         Args:
-            which: boolean mask or positions.
+            selection: boolean mask or positions.
         """
-        columns = {name: None if column is None else column[which] for name, column in vars(self).items()}
+        columns = {name: None if column is None else column[selection] for name, column in vars(self).items()}
         return type(self)(**columns)
 
 

@@ -342,8 +342,8 @@ def _without_unsent_uses(table: StageTensors, sent: Sequence[_SentTensor]) -> St
 
     def without(last_use: np.ndarray) -> np.ndarray:
         number = np.minimum(np.searchsorted(send_ops, last_use), len(send_ops) - 1)
-        is_other = (send_ops[number] == last_use) & (sent_bytes[number] != table.size_bytes)
-        return np.where(is_other, np.maximum(last_use - 1, table.begin), last_use)
+        is_unsent_cast = (send_ops[number] == last_use) & (sent_bytes[number] != table.size_bytes)
+        return np.where(is_unsent_cast, np.maximum(last_use - 1, table.begin), last_use)
 
     return replace(table, last_forward=without(table.last_forward), last_backward=without(table.last_backward))
 

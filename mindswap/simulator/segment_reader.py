@@ -223,7 +223,7 @@ class StepReader:
         label, read = self._label(node, op_list), list(self._tensors_of(node.inputs))
         is_weight = not op_list.is_forward and node.name in self.roles.weight_gradients
         collectives = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
-        begin = self._made_at(node, op_list) if collectives else NO_OP
+        begin = self._producer_position(node, op_list) if collectives else NO_OP
         waits = [
             _communicate(ops, label, c.kind, self.collective_ns(c), begin, is_weight)
             for c in collectives
@@ -322,7 +322,7 @@ class StepReader:
     def _tensors_of(self, names: Sequence[str]) -> Iterator[StepTensor]:
         return (tensor for name in names for tensor in self.values.get(name, ()) if tensor is not None)
 
-    def _made_at(self, node: Node, op_list: OpList) -> int:
+    def _producer_position(self, node: Node, op_list: OpList) -> int:
         """Return the position of the last producer of the first operand, if that is in the same pass and segment."""
         operands = list(self._tensors_of(node.inputs[:1]))
         is_here = all((tensor.segment, tensor.op_list.is_forward) == op_list[:2] for tensor in operands)

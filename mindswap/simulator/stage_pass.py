@@ -319,9 +319,9 @@ class MicroBatchGroup:
             return self.backward
         return self.split.weight_half if work is PassWork.WEIGHT_GRADIENT else self.split.input_half
 
-    def begins_of(self, which: int) -> np.ndarray:
+    def begins_of(self, work: int) -> np.ndarray:
         """Return the starts of forward (0), backward (1) or weight gradients (2): shape (num_micro_steps, 1)."""
-        return np.array([begins[which] for begins in self.begins.values()], np.int64)[:, None]
+        return np.array([begins[work] for begins in self.begins.values()], np.int64)[:, None]
 
     def in_halves(self, positions: np.ndarray) -> np.ndarray:
         """Translate positions in backward to positions in the halves if it is split."""

@@ -75,14 +75,14 @@ def measure_stages(timeline: Timeline, static: Sequence[StaticMemory]) -> tuple[
 
 def _measure_stage(timeline: Timeline, memory: MemoryProfile, static: StaticMemory) -> StageReport:
     program, stage = timeline.program, memory.stage
-    own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
-    compute = own[program.ops.kind[own] < OpKind.COLLECTIVE]
+    ops_of_stage = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
+    compute = ops_of_stage[program.ops.kind[ops_of_stage] < OpKind.COLLECTIVE]
     duration_ns = program.ops.duration_ns[compute]
     compute_ns = int(duration_ns.sum())
     _, begin_ns, end_ns, cause = find_waits(timeline, stage)
     copy_out_ns, copy_in_ns, communication_ns = (
-        int((end_ns - begin_ns)[cause == one].sum())
-        for one in (StallCause.COPY_OUT, StallCause.COPY_IN, StallCause.COMMUNICATION)
+        int((end_ns - begin_ns)[cause == wait_cause].sum())
+        for wait_cause in (StallCause.COPY_OUT, StallCause.COPY_IN, StallCause.COMMUNICATION)
     )
     copies = np.flatnonzero(program.copies_stage == stage)
     return StageReport(

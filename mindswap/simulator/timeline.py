@@ -96,10 +96,10 @@ def find_waits(timeline: Timeline, stage: int) -> Waits:
         Operator after each idle gap, start and end in ns, and `StallCause`; shape (num_waits,) each.
     """
     program = timeline.program
-    own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
-    kind = program.ops.kind[own]
-    on_network = own[(kind == OpKind.COLLECTIVE) | (kind == OpKind.SEND)]
-    stalled = own[(kind < OpKind.COLLECTIVE) & (timeline.stall_ns[own] > 0)]
+    ops_of_stage = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
+    kind = program.ops.kind[ops_of_stage]
+    on_network = ops_of_stage[(kind == OpKind.COLLECTIVE) | (kind == OpKind.SEND)]
+    stalled = ops_of_stage[(kind < OpKind.COLLECTIVE) & (timeline.stall_ns[ops_of_stage] > 0)]
     end_ns = timeline.op_start_ns[stalled]
     begin_ns = end_ns - timeline.stall_ns[stalled]
     cause = timeline.stall_cause[stalled].astype(np.int64)

@@ -176,8 +176,8 @@ class TracedStepModel(StepModel):
         ends = [0] * tracked
         ops = timeline.program.ops
         for micro_batch in range(tracked):
-            is_own = (ops.micro_batch == micro_batch) & (ops.kind != OpKind.SEND)
-            ends[micro_batch] = int(timeline.op_end_ns[is_own & self._is_pass(timeline)].max(initial=0))
+            is_of_micro_batch = (ops.micro_batch == micro_batch) & (ops.kind != OpKind.SEND)
+            ends[micro_batch] = int(timeline.op_end_ns[is_of_micro_batch & self._is_pass(timeline)].max(initial=0))
         last_ns = ends[-1] - (ends[-2] if tracked > 1 else 0)
         return (StepTerm(f"{total - tracked} more micro-batches", last_ns * (total - tracked)),)
 
@@ -262,9 +262,9 @@ class TracedStepModel(StepModel):
         if block.begin < 0:
             return _BlockRole(MemoryKind.TRANSIENT, MemoryPart.OTHER, 0, -1)
         # Allocations lag behind launches: the label is that of the operator that makes the tensor.
-        made_at = self.index.task_of(facts.micro_batch, facts.operator, block.begin)
-        phase, label = tasks[block.begin].phase, self._task_labels[made_at]
-        layer = self.index.layer_of(made_at)
+        producer_task = self.index.task_of(facts.micro_batch, facts.operator, block.begin)
+        phase, label = tasks[block.begin].phase, self._task_labels[producer_task]
+        layer = self.index.layer_of(producer_task)
         is_loss = layer is None and self.texts[label].startswith("loss")
         place = -1 if layer is None else layer
         ends_in = tasks[block.end].phase if block.end < len(tasks) else OPTIMIZER
@@ -294,7 +294,9 @@ class TracedStepModel(StepModel):
         tasks = self.step_memory.tasks
         numbers = np.array([task for task, _ in schedule.tasks])
         kinds = {FORWARD: OpKind.FORWARD, BACKWARD: OpKind.BACKWARD, OPTIMIZER: OpKind.BACKWARD}
-        kind = [OpKind.RECOMPUTE if is_again else kinds[tasks[task].phase] for task, is_again in schedule.tasks]
+        kind = [
+            OpKind.RECOMPUTE if is_recomputed else kinds[tasks[task].phase] for task, is_recomputed in schedule.tasks
+        ]
         layers = [-1 if (layer := self.index.layer_of(task)) is None else layer for task in numbers]
         return Ops(
             duration_ns=np.array(self._task_ns, np.int64)[numbers],

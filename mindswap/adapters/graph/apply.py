@@ -112,18 +112,18 @@ def _unshare_primitives(layers: Sequence[Any]) -> None:
 
     The routers of MindFormers 1.9.0 share one primitive for their gating (`GATING_ACTIVATION` of moe/router.py).
     """
-    seen: set[int] = set()
+    earlier_ids: set[int] = set()
     for layer in layers:
         layer_ids = set()
         for _, cell in layer.cells_and_names():
-            if id(cell) in seen:  # a cell shared by layers keeps its primitives
+            if id(cell) in earlier_ids:  # a cell shared by layers keeps its primitives
                 continue
             layer_ids.add(id(cell))
             for name, primitive in list(cell._primitives.items()):
-                if primitive is not None and id(primitive) in seen:
+                if primitive is not None and id(primitive) in earlier_ids:
                     setattr(cell, name, _clone_primitive(primitive))
                 layer_ids.add(id(cell._primitives[name]))
-        seen |= layer_ids
+        earlier_ids |= layer_ids
 
 
 def _clone_primitive(primitive: Any) -> Any:

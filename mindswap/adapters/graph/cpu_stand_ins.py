@@ -98,9 +98,9 @@ class CpuBarrier(ops.Primitive):
         return self.all_reduce(ms.Tensor([1.0], ms.float32)).asnumpy()
 
 
-def replace_cpu_stand_ins(is_wanted: bool) -> None:
+def replace_cpu_stand_ins(use_stand_ins: bool) -> None:
     """Let MindFormers build these cells if the YAML requests them, otherwise its own."""
-    llama_transformer.FlashAttention = CpuFlashAttention if is_wanted else FlashAttention
-    ops.operations.Barrier = CpuBarrier if is_wanted else ops.Barrier
+    llama_transformer.FlashAttention = CpuFlashAttention if use_stand_ins else FlashAttention
+    ops.operations.Barrier = CpuBarrier if use_stand_ins else ops.Barrier
     wrappers = MindFormerRegister.registry[MindFormerModuleType.WRAPPER]
-    wrappers["MFTrainOneStepCell"] = CpuTrainOneStepCell if is_wanted else MFTrainOneStepCell
+    wrappers["MFTrainOneStepCell"] = CpuTrainOneStepCell if use_stand_ins else MFTrainOneStepCell

@@ -305,8 +305,8 @@ def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
         groups.setdefault((entry.node.cell_path, entry.reason), []).append(entry.node.op)
     notes = []
     for (cell, reason), ops in groups.items():
-        where = f"{cell}.{'|'.join(dict.fromkeys(ops))}".strip(".")
-        notes.append(f"not resolved per rank: {where} (x{len(ops)}): {reason}")
+        operators_text = f"{cell}.{'|'.join(dict.fromkeys(ops))}".strip(".")
+        notes.append(f"not resolved per rank: {operators_text} (x{len(ops)}): {reason}")
     return notes
 
 

@@ -218,9 +218,9 @@ def _block_splits(
     by 2, is read as an unsharded 4096 and a second dimension of 4096 split by 8. The groups are the sequence (4, 1) and
     the rest (2, 8).
     """
-    is_known = len(producer_shape) == len(before) and len(read) == len(after)
+    has_equal_ranks = len(producer_shape) == len(before) and len(read) == len(after)
     full_shapes = [tuple(map(operator.mul, *side)) for side in ((producer_shape, before), (read, after))]
-    blocks = equal_blocks(*full_shapes) if is_known else None
+    blocks = equal_blocks(*full_shapes) if has_equal_ranks else None
     if blocks is None:
         return [(math.prod(before), 1)]
     return [(math.prod(before[source_dims]), math.prod(after[target_dims])) for source_dims, target_dims in blocks]

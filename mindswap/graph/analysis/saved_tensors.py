@@ -233,12 +233,12 @@ def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode
 def _producers(graph: Graph, node: Node, is_named: Callable[[Node], bool]) -> Iterator[Node]:
     """Yield the named operators whose output a node reads, directly or through operators without a name."""
     pending = list(node.inputs)
-    seen = set()
+    visited = set()
     while pending:
         name = pending.pop()
-        if name in seen or name not in graph.index.forward_nodes:
+        if name in visited or name not in graph.index.forward_nodes:
             continue
-        seen.add(name)
+        visited.add(name)
         producer = graph.index.forward_nodes[name]
         if is_named(producer):
             yield producer

@@ -186,8 +186,8 @@ class _LayerComparison:
         }
         for node in self.baseline.index.kept_nodes:
             key = value_key(self.baseline, node)
-            is_own = self.baseline.owner(node).layer_index == self.plain_index
-            if not is_own or key in swapped or key not in still_saved:
+            is_in_layer = self.baseline.owner(node).layer_index == self.plain_index
+            if not is_in_layer or key in swapped or key not in still_saved:
                 continue
             owner = self.graph.owner(still_saved[key])
             # Without a scope, the key of an operator is a guess. It may be a function (`ops.reshape`) that no entry can

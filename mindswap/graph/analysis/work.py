@@ -196,6 +196,6 @@ def count_attention_pairs(
         return num_queries * num_keys
     if sparse_mode in (2, 3):
         before, after = num_queries + num_keys, 0
-    own_key = np.arange(num_queries) + (num_keys - num_queries if sparse_mode in (3, 4) else 0)
-    first, last = np.maximum(own_key - before, 0), np.minimum(own_key + after, num_keys - 1)
+    diagonal_keys = np.arange(num_queries) + (num_keys - num_queries if sparse_mode in (3, 4) else 0)
+    first, last = np.maximum(diagonal_keys - before, 0), np.minimum(diagonal_keys + after, num_keys - 1)
     return int(np.maximum(last - first + 1, 0).sum())

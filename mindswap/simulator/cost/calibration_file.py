@@ -59,8 +59,8 @@ def _written(figure: Figure, value: int) -> tuple[str, str]:
 def _format_entry(measurement: Measurement) -> str:
     key = measurement.key
     inputs, outputs = (", ".join(_format_tensors(shapes)) for shapes in (key.inputs, key.outputs))
-    rest = f"duration_ns: {measurement.duration_ns}, count: {measurement.count}"
-    return f"{{op: {_quote(key.op)}, inputs: [{inputs}], outputs: [{outputs}], {rest}}}"
+    duration_text = f"duration_ns: {measurement.duration_ns}, count: {measurement.count}"
+    return f"{{op: {_quote(key.op)}, inputs: [{inputs}], outputs: [{outputs}], {duration_text}}}"
 
 
 def _format_tensors(shapes: Shapes) -> Iterator[str]:

@@ -134,9 +134,9 @@ class _DeviceReader:
         """Figures that do not go together."""
         if self.values.get("cache_size") and self.values.get("cache_bandwidth") == 0:
             self.wrong.append("cache_bandwidth: 0 goes only with a cache_size of 0")
-        usable, whole = self.values.get("usable_memory", 0), self.values.get("device_memory", 0)
-        if usable > whole > 0:
-            self.wrong.append(f"memory: {format_bytes(usable)} is more than the {format_bytes(whole)} of the device")
+        usable, total = self.values.get("usable_memory", 0), self.values.get("device_memory", 0)
+        if usable > total > 0:
+            self.wrong.append(f"memory: {format_bytes(usable)} is more than the {format_bytes(total)} of the device")
 
     def _read_entry(self, entry: MappingEntry) -> None:
         key = entry.key
@@ -170,8 +170,8 @@ class _DeviceReader:
         except ValueError as error:
             self._complain(value, f"{key}: {show(value)}: {error}")
 
-    def _complain(self, where: DocumentNode | MappingEntry, text: str) -> None:
-        self.wrong.append(f"{where.location}: {text}")
+    def _complain(self, node: DocumentNode | MappingEntry, text: str) -> None:
+        self.wrong.append(f"{node.location}: {text}")
 
 
 # Device settings of a step in the section `mindswap:` of a configuration.

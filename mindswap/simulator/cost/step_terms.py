@@ -213,7 +213,7 @@ def _work_of(
 def _duration_ns(work: Sequence[_Work], device: Device) -> int:
     """Return the time of the kernels of some weights on the device, in ns, rounded up once."""
     bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_permille
-    near_bytes = sum(each.near_bytes for each in work)
-    far_ns = ceil_div(sum(each.far_bytes for each in work) * NS_PER_S * 1000, bandwidth)
+    near_bytes = sum(entry.near_bytes for entry in work)
+    far_ns = ceil_div(sum(entry.far_bytes for entry in work) * NS_PER_S * 1000, bandwidth)
     near_ns = ceil_div(near_bytes * NS_PER_S, device.cache_bandwidth_bytes_per_s) if near_bytes else 0
-    return far_ns + near_ns + sum(each.num_kernels for each in work) * device.op_latency_ns["vector"]
+    return far_ns + near_ns + sum(entry.num_kernels for entry in work) * device.op_latency_ns["vector"]

@@ -201,7 +201,7 @@ class Calibration:
     measurements: tuple[Measurement, ...]  # durations of operators, in descending order of total time
     figures: tuple[FigureFit, ...]  # all figures that a profile can determine
     links: Mapping[str, LinkFit]  # name of the figure -> successful fit of one direction
-    others: tuple[tuple[str, int], ...]  # (kernel, total ns) of kernels without measurement, in descending order
+    unmeasured_ns: tuple[tuple[str, int], ...]  # (kernel, total) of kernels without measurement, descending
     num_kernels: int  # runs of compute kernels in the profile
     kernels_ns: int  # their total time
     num_covered: int  # runs that `measurements` cover
@@ -233,15 +233,15 @@ def calibrate(profile: Profile, device: Device) -> Calibration:
         {figure.name: f"{source}, {figure.num_samples} samples" for figure in accepted},
     )
     covered = [kernel for kernel in kernels if can_measure(kernel)]
-    others: Counter[str] = Counter()
+    unmeasured_ns: Counter[str] = Counter()
     for kernel in kernels:
-        others[kernel.type] += 0 if can_measure(kernel) else kernel.duration_ns
+        unmeasured_ns[kernel.type] += 0 if can_measure(kernel) else kernel.duration_ns
     return Calibration(
         device=new_device,
         measurements=measurements,
         figures=figures,
         links={name: fit for name, fit in links.items() if fit is not None},
-        others=tuple((name, time_ns) for name, time_ns in others.most_common() if time_ns),
+        unmeasured_ns=tuple((name, time_ns) for name, time_ns in unmeasured_ns.most_common() if time_ns),
         num_kernels=len(kernels),
         kernels_ns=sum(kernel.duration_ns for kernel in kernels),
         num_covered=len(covered),
@@ -321,7 +321,7 @@ def _notes(profile: Profile, kernels: Sequence[ProfiledKernel], device: Device) 
         )
     # Matrix kernels are split over all cores of a card; there are cards of the same name with 20, 24 and 25.
     blocks = [kernel.num_blocks for kernel in kernels if can_measure(kernel) and is_matrix_kernel(kernel)]
-    most, num_cores = max(blocks, default=0), device.num_matrix_cores
-    if num_cores and len(blocks) >= MIN_SAMPLES and most and most != num_cores:
-        cores = f"matrix kernels run on {most} cores, {device.title} has {num_cores}"
+    max_blocks, num_cores = max(blocks, default=0), device.num_matrix_cores
+    if num_cores and len(blocks) >= MIN_SAMPLES and max_blocks and max_blocks != num_cores:
+        cores = f"matrix kernels run on {max_blocks} cores, {device.title} has {num_cores}"
         yield f"{cores}: is --device the card of this profile?"

@@ -66,13 +66,15 @@ def find_profiles(path: Path) -> tuple[RankFiles, ...]:
     ranks: dict[Path, list[RankFiles]] = {}
     names: list[str] = []
     for folder in _walk(path, names):
-        found = _recognise_all(folder)
-        if any(kind in found for kind in KERNEL_TABLES):
-            ranks.setdefault(_rank_of(folder), []).append(RankFiles(folder, found))
+        files_by_kind = _recognise_all(folder)
+        if any(kind in files_by_kind for kind in KERNEL_TABLES):
+            ranks.setdefault(_rank_of(folder), []).append(RankFiles(folder, files_by_kind))
     chosen = [min(entries, key=lambda entry: "kernels" not in entry.files) for entries in ranks.values()]
     if not chosen:
-        there = next(one for one in FILES["unreadable"] if any(re.match(one["sign"], name) for name in (*names, "")))
-        raise CostError(f"{path}: {there['says']}\n    fix:     {there['fix']}")
+        unreadable = next(
+            entry for entry in FILES["unreadable"] if any(re.match(entry["sign"], name) for name in (*names, ""))
+        )
+        raise CostError(f"{path}: {unreadable['says']}\n    fix:     {unreadable['fix']}")
     return tuple(_with_info(entry) for entry in chosen)
 
 
@@ -106,8 +108,10 @@ def _load(path: Path, ranks: Sequence[RankFiles], progress: Progress | None) -> 
 
     kernels = tuple(kernel for file in files(*KERNEL_TABLES) for kernel in read_kernels(file, progress))
     traces = [(number, file) for number, rank in enumerate(ranks) for file in rank.get("trace")]
-    found = [read_copies(file, number, progress) for number, file in traces]
-    copies = sorted((copy for own, _ in found for copy in own), key=lambda copy: (copy.rank, copy.start_ns))
+    copies_by_rank = [read_copies(file, number, progress) for number, file in traces]
+    copies = sorted(
+        (copy for rank_copies, _ in copies_by_rank for copy in rank_copies), key=lambda copy: (copy.rank, copy.start_ns)
+    )
     peaks = map(read_peak, files("blocks", "memory"))
     has_traces = all(rank.get("trace") for rank in ranks)
     return Profile(
@@ -119,7 +123,7 @@ def _load(path: Path, ranks: Sequence[RankFiles], progress: Progress | None) -> 
         notes=() if has_traces else ("no trace_view.json: the links to the host keep their figures",),
         transfers=tuple(transfer for file in files("communication") for transfer in read_transfers(file)),
         num_ranks=len(ranks),
-        num_unsized_copies=sum(num_unsized for _, num_unsized in found),
+        num_unsized_copies=sum(num_unsized for _, num_unsized in copies_by_rank),
         level=_level(ranks[0].get("info")),
     )
 
@@ -157,8 +161,8 @@ def _recognise_all(folder: Path) -> dict[str, tuple[Path, ...]]:
 def _recognise(file: Path) -> str | None:
     if not file.is_file() or file.suffix not in (".csv", ".json"):
         return None
-    known: Mapping[str, Mapping[str, list[str]]] = FILES["known"]
-    named = (kind for kind, its in known.items() if any(fnmatchcase(file.name, name) for name in its.get("names", ())))
+    kinds: Mapping[str, Mapping[str, list[str]]] = FILES["known"]
+    named = (kind for kind, its in kinds.items() if any(fnmatchcase(file.name, name) for name in its.get("names", ())))
     by_name = next(named, None)
     if file.suffix == ".csv":
         return recognise_table(file) or by_name
@@ -167,16 +171,16 @@ def _recognise(file: Path) -> str | None:
             text = stream.read(SNIFFED_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
-    signed = (kind for kind, its in known.items() if any(sign in text for sign in its.get("signs", ())))
+    signed = (kind for kind, its in kinds.items() if any(sign in text for sign in its.get("signs", ())))
     kind = next(signed, by_name)
     return None if kind == "matrix" else kind
 
 
 def _with_info(rank: RankFiles) -> RankFiles:
     """Add files next to the folder: settings of the profiler, blocks of memory."""
-    beside = _recognise_all(rank.folder.parent)
-    wanted = {"info", "blocks"} & beside.keys() - rank.files.keys()
-    return RankFiles(rank.folder, {**rank.files, **{kind: beside[kind] for kind in wanted}})
+    parent_files = _recognise_all(rank.folder.parent)
+    missing_kinds = {"info", "blocks"} & parent_files.keys() - rank.files.keys()
+    return RankFiles(rank.folder, {**rank.files, **{kind: parent_files[kind] for kind in missing_kinds}})
 
 
 def _level(files: tuple[Path, ...]) -> str:

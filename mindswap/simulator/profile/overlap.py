@@ -73,9 +73,9 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return joined
 
 
-def _shared(copy: Interval, others: Sequence[Interval]) -> int:
+def _shared(copy: Interval, intervals: Sequence[Interval]) -> int:
     """Return the time that a copy shares with disjoint intervals."""
-    return sum(max(0, min(copy[1], end) - max(copy[0], start)) for start, end in others)
+    return sum(max(0, min(copy[1], end) - max(copy[0], start)) for start, end in intervals)
 
 
 # `trace_view.json` of the profiler -> when the device computed, communicated and copied.
@@ -104,12 +104,12 @@ def trace_overlap(events: Iterable[Any]) -> Overlap | None:
     lanes: dict[str, list[Interval]] = {COMPUTING: [], COMMUNICATION: [], COPY_NAME: []}
     sizes: list[int | None] = []
     for row in rows:
-        where, name = process.get(str(row.get("pid"))), str(row.get("name"))
+        process_name, name = process.get(str(row.get("pid"))), str(row.get("name"))
         if row.get("ph") != "X" or (interval := _interval(row)) is None:
             continue
-        if where == ANALYSIS and name in (COMPUTING, COMMUNICATION):
+        if process_name == ANALYSIS and name in (COMPUTING, COMMUNICATION):
             lanes[name].append(interval)
-        elif where == HARDWARE and name == COPY_NAME and _is_host_copy(_args(row)):
+        elif process_name == HARDWARE and name == COPY_NAME and _is_host_copy(_args(row)):
             lanes[COPY_NAME].append(interval)
             sizes.append(_size(_args(row)))
     total = None if None in sizes or not sizes else sum(size or 0 for size in sizes)

@@ -50,8 +50,8 @@ def recognise_table(path: Path) -> str | None:
         header = _header(path)
     except CostError:
         return None
-    known = ((kind, its["columns"]) for kind, its in FILES["known"].items() if "columns" in its)
-    return next((kind for kind, columns in known if header.issuperset(columns)), None)
+    columns_by_kind = ((kind, its["columns"]) for kind, its in FILES["known"].items() if "columns" in its)
+    return next((kind for kind, columns in columns_by_kind if header.issuperset(columns)), None)
 
 
 def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[ProfiledKernel]:
@@ -112,20 +112,20 @@ def read_peak(path: Path) -> int | None:
     return int(max(used) * 2**20) if used else None
 
 
-def to_ns(where: str, text: str) -> int:
+def to_ns(place: str, text: str) -> int:
     """Convert microseconds to integer nanoseconds.
 
     Args:
-        where: position in the file, for the message.
+        place: position in the file, for the message.
         text: microseconds as text.
 
     Raises:
         CostError: if it is no number.
     """
-    return int(number(where, text) * 1000)
+    return int(number(place, text) * 1000)
 
 
-def number(where: str, text: str) -> Decimal:
+def number(place: str, text: str) -> Decimal:
     """Parse a finite number that is not negative.
 
     Raises:
@@ -136,7 +136,7 @@ def number(where: str, text: str) -> Decimal:
         if not value.is_finite() or not 0 <= value < 10**18:
             raise InvalidOperation
     except InvalidOperation:
-        raise CostError(f"{where}: {text[:40]!r} is no time or size") from None
+        raise CostError(f"{place}: {text[:40]!r} is no time or size") from None
     return value
 
 
@@ -173,7 +173,7 @@ def _header(path: Path) -> set[str]:
 
 
 def _rows(
-    path: Path, needed: tuple[str, ...], others: tuple[str, ...] = (), progress: Progress | None = None
+    path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = (), progress: Progress | None = None
 ) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Yield rows of a CSV file with their line numbers: required columns, and optional ones if present.
 
@@ -184,11 +184,11 @@ def _rows(
         raise CostError(f"{path}: is no {path.name} of a profiler: no column {', '.join(missing)}")
     lines = _read(path, progress)
     names = [name.strip() for name in next(lines)]
-    wanted = [(name, names.index(name)) for name in (*needed, *others) if name in names]
+    present_columns = [(name, names.index(name)) for name in (*needed, *optional) if name in names]
     for line, row in enumerate(lines, 2):
         if row:
             row += [""] * len(names)  # a line may end early
-            yield line, {name: row[index].strip() for name, index in wanted}
+            yield line, {name: row[index].strip() for name, index in present_columns}
 
 
 def _lines(stream: TextIO, progress: Progress | None) -> Iterator[str]:
@@ -256,20 +256,20 @@ def _operators(path: Path, data: Any, depth: int = 0) -> Iterator[tuple[str, Map
 
 
 def _transfers(path: Path, name: str, entry: Mapping[str, Any]) -> Iterator[Transfer]:
-    where = f"{path}: {name[:80]}"
+    place = f"{path}: {name[:80]}"
     for link in LINKS:
-        figures = _object(where, entry[LINK_FIGURES]).get(link)
+        figures = _object(place, entry[LINK_FIGURES]).get(link)
         if figures is None:
             continue
-        figures = _object(where, figures)
-        size = int(number(where, str(figures.get("Transit Size(MB)", ""))) * 10**6)
+        figures = _object(place, figures)
+        size = int(number(place, str(figures.get("Transit Size(MB)", ""))) * 10**6)
         if size:
-            link_ns = to_ns(where, str(figures.get("Transit Time(ms)", ""))) * 1000
-            elapsed = _object(where, entry.get(TIMES, {})).get("Elapse Time(ms)", 0)
-            yield Transfer(name.partition("@")[0], link, size, link_ns, to_ns(where, str(elapsed)) * 1000)
+            link_ns = to_ns(place, str(figures.get("Transit Time(ms)", ""))) * 1000
+            elapsed = _object(place, entry.get(TIMES, {})).get("Elapse Time(ms)", 0)
+            yield Transfer(name.partition("@")[0], link, size, link_ns, to_ns(place, str(elapsed)) * 1000)
 
 
-def _object(where: str, value: Any) -> Mapping[str, Any]:
+def _object(place: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise CostError(f"{where}: no object where figures of links stand")
+        raise CostError(f"{place}: no object where figures of links stand")
     return value

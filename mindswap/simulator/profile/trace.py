@@ -59,10 +59,10 @@ def read_copies(path: Path, rank: int = 0, progress: Progress | None = None) -> 
             num_unsized += args.get("Task Type") == LINK_TASK
             continue
         is_out = DIRECTIONS.get(str(direction).strip().lower())
-        where = f"{path}: event {index}"
-        size_bytes = int(number(where, str(size)))
+        place = f"{path}: event {index}"
+        size_bytes = int(number(place, str(size)))
         if is_out is not None and size_bytes:
-            start, duration = (to_ns(where, str(event.get(key, ""))) for key in ("ts", "dur"))
+            start, duration = (to_ns(place, str(event.get(key, ""))) for key in ("ts", "dur"))
             copies.append(ProfiledCopy(start, duration, size_bytes, is_out, rank))
     return copies, num_unsized
 
@@ -146,6 +146,6 @@ class _Scanner:
         self.progress(len(more))
         return bool(more)
 
-    def error(self, what: str) -> CostError:
+    def error(self, reason: str) -> CostError:
         place = self.num_dropped + self.position
-        return CostError(f"{self.path}: is no trace of the profiler: {what} (character {place})")
+        return CostError(f"{self.path}: is no trace of the profiler: {reason} (character {place})")

@@ -100,10 +100,10 @@ def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_s
         passes.append(Pass(last.chunk, last.micro_batch, PassWork.BACKWARD, last.sequence))
 
     for index, (chunk, micro_batch, piece) in enumerate(forward):
-        own = Pass(chunk, micro_batch, PassWork.FORWARD, piece)
-        passes.append(own)
+        forward_pass = Pass(chunk, micro_batch, PassWork.FORWARD, piece)
+        passes.append(forward_pass)
         waiting.append(micro_batch)
-        done.setdefault(micro_batch, []).append(own)
+        done.setdefault(micro_batch, []).append(forward_pass)
         if index >= min(num_warm_up, len(forward) - 1):
             go_back()
     while waiting:
@@ -118,22 +118,22 @@ def by_rounds(
     return lambda stage, shape: order_rounds(stage, shape, rounds_of(shape), forwards_per_stage)
 
 
-def spread_rest(num_micro_batches: int, size: int) -> list[int]:
+def spread_remainder(num_micro_batches: int, size: int) -> list[int]:
     """Return the sizes of the rounds: `size` each, with the remainder spread over the first ones."""
     num_rounds = num_micro_batches // size
     if num_rounds == 0:
         return [num_micro_batches]
-    rest = num_micro_batches - num_rounds * size
-    return [size + rest // num_rounds + (position < rest % num_rounds) for position in range(num_rounds)]
+    remainder = num_micro_batches - num_rounds * size
+    return [size + remainder // num_rounds + (position < remainder % num_rounds) for position in range(num_rounds)]
 
 
-def spread_rounds(shape: Shape, size: int, at_least: int) -> int:
+def spread_rounds(shape: Shape, size: int, minimum: int) -> int:
     """Return a `short_step` if the remainder is spread over the first rounds: the first round keeps its size."""
     total = shape.num_micro_batches
-    num_rounds, rest = divmod(total, size)
-    if rest > num_rounds:
+    num_rounds, remainder = divmod(total, size)
+    if remainder > num_rounds:
         return total
-    return min(total, max(1, -(-at_least // size)) * size + (rest > 0))
+    return min(total, max(1, -(-minimum // size)) * size + (remainder > 0))
 
 
 # seqpipe: 1F1B, with chunks and with pieces of sequences; MindSpore also uses it for one chunk with any setting.
@@ -145,13 +145,13 @@ def spread_rounds(shape: Shape, size: int, at_least: int) -> int:
 
 
 def _order_seqpipe(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    rounds = spread_rest(shape.num_micro_batches, shape.num_stages)
+    rounds = spread_remainder(shape.num_micro_batches, shape.num_stages)
     return order_rounds(stage, shape, rounds, 1 if shape.num_chunks == 1 else 2)
 
 
 SEQPIPE = PipelineSchedule(
     _order_seqpipe,
-    lambda shape, at_least: spread_rounds(shape, shape.num_stages if shape.num_chunks > 1 else 1, at_least),
+    lambda shape, minimum: spread_rounds(shape, shape.num_stages if shape.num_chunks > 1 else 1, minimum),
 )
 
 # 1f1b with several chunks: rounds of as many micro-batches as stages go through chunk after chunk.
@@ -169,14 +169,14 @@ def _refuse_few(shape: Shape) -> str:
 
 def _interleaved_rounds(shape: Shape) -> list[int]:
     """Return the sizes of the rounds: the first includes the remainder; too few micro-batches are a single round."""
-    num_rounds, rest = divmod(shape.num_micro_batches, shape.num_stages)
-    return [min(shape.num_micro_batches, shape.num_stages + rest), *[shape.num_stages] * (num_rounds - 1)]
+    num_rounds, remainder = divmod(shape.num_micro_batches, shape.num_stages)
+    return [min(shape.num_micro_batches, shape.num_stages + remainder), *[shape.num_stages] * (num_rounds - 1)]
 
 
-def _short_interleaved(shape: Shape, at_least: int) -> int:
+def _short_interleaved(shape: Shape, minimum: int) -> int:
     """Return a number of micro-batches with the same remainder in rounds; at most the total."""
     total = shape.num_micro_batches
-    return total - max(0, total - at_least) // shape.num_stages * shape.num_stages
+    return total - max(0, total - minimum) // shape.num_stages * shape.num_stages
 
 
 INTERLEAVED_1F1B = PipelineSchedule(by_rounds(_interleaved_rounds, 2), _short_interleaved, _refuse_few)
@@ -209,11 +209,11 @@ def _round_size(shape: Shape) -> int:
 
 
 def _seqvpp_rounds(shape: Shape) -> list[int]:
-    return spread_rest(shape.num_micro_batches, _round_size(shape))
+    return spread_remainder(shape.num_micro_batches, _round_size(shape))
 
 
-def _short_seqvpp(shape: Shape, at_least: int) -> int:
-    return spread_rounds(shape, _round_size(shape), at_least)
+def _short_seqvpp(shape: Shape, minimum: int) -> int:
+    return spread_rounds(shape, _round_size(shape), minimum)
 
 
 SEQVPP = PipelineSchedule(by_rounds(_seqvpp_rounds, 2), _short_seqvpp, _refuse_pieces)
@@ -247,7 +247,7 @@ def order_gpipe(stage: int, shape: Shape) -> tuple[Pass, ...]:
 
 
 # MindSpore accepts any shape. All micro-batches are in flight until backward starts, so no shorter step is equivalent.
-GPIPE = PipelineSchedule(order_gpipe, short_step=lambda shape, at_least: shape.num_micro_batches)
+GPIPE = PipelineSchedule(order_gpipe, short_step=lambda shape, minimum: shape.num_micro_batches)
 
 LESS_MEMORY = "1f1b_less_memory"  # no name of MindSpore: 1f1b where ENABLE_LESS_MEM_VPP=1
 BY_ROUNDS: Mapping[str, PipelineSchedule] = {

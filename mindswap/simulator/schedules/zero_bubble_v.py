@@ -34,12 +34,12 @@ def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
         (len(cut[0]) - (behind if stage else 0), "W0"),
         (len(cut[1]) - behind, "W1"),
     )
-    left = {name: iter(range(num_micro_batches)) for name in ("F0", "F1", "B0", "B1")}
-    left |= {f"W{chunk}": iter(micro_batches) for chunk, micro_batches in enumerate(cut)}
+    pending_micro_batches = {name: iter(range(num_micro_batches)) for name in ("F0", "F1", "B0", "B1")}
+    pending_micro_batches |= {f"W{chunk}": iter(micro_batches) for chunk, micro_batches in enumerate(cut)}
     passes = []
     for times, names in steps:
         for name in names.split() * times:
-            kind, chunk, micro_batch = KINDS[name[0]], int(name[1]), next(left[name])
+            kind, chunk, micro_batch = KINDS[name[0]], int(name[1]), next(pending_micro_batches[name])
             is_split = kind is PassWork.BACKWARD and micro_batch in cut[chunk]
             passes.append(Pass(chunk, micro_batch, PassWork.INPUT_GRADIENT if is_split else kind))
     return tuple(passes)
@@ -66,5 +66,5 @@ def refusal(shape: Shape) -> str:
 
 
 ZERO_BUBBLE_V = PipelineSchedule(
-    order, lambda shape, at_least: min(shape.num_micro_batches, max(at_least, 2 * shape.num_stages)), refusal
+    order, lambda shape, minimum: min(shape.num_micro_batches, max(minimum, 2 * shape.num_stages)), refusal
 )

@@ -92,7 +92,7 @@ def test_what_has_no_types_is_not_covered_and_collectives_do_not_count():
     collective = ProfiledKernel("hcom_allReduce_", 10**6, None, None, "HCCL")
     result = calibrate(profile([matmul(40_000), blank, collective]), GENERIC)
     assert (result.num_kernels, result.num_covered, result.kernels_ns, result.covered_ns) == (2, 1, 50_000, 40_000)
-    assert result.others == (("Cast", 10_000),)
+    assert result.unmeasured_ns == (("Cast", 10_000),)
 
 
 def test_links():
