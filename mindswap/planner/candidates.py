@@ -28,7 +28,7 @@ class ActivationGroup:
     label: Names  # names of the first producer
     producers: tuple[Names, ...]  # names of the producers, which are the labels of the simulator
     sizes_bytes: tuple[int, ...]  # size of each tensor
-    # producers and holders of the tensors: swap names those of them that hold a tensor. Empty if one has no name
+    # producers with a name and holders of the tensors: swap names those that hold a tensor. Empty if a holder has none
     swap_names: tuple[str, ...]
     # each path recomputes some or all of the tensors: the operators that `select_recompute` must name, back to tensors
     # that are saved anyway. Empty if recompute is impossible
@@ -155,6 +155,7 @@ class _Walker:
         producers = tuple(dict.fromkeys(self.label(entry) for entry in storages))
         holders = [self.graph.owner(node) for entry in storages for node in entry.holders]
         makers = [entry.storage.producer for entry in storages if entry.storage.producer is not None]
+        named = [maker for maker in makers if self.names.can_name(maker)]  # without recompute the holders' names do
         recompute_paths = {
             path: is_across
             for path, is_across in self.recompute_paths(storages).items()
@@ -164,7 +165,7 @@ class _Walker:
             label=producers[0],
             producers=producers,
             sizes_bytes=tuple(entry.storage.size_bytes for entry in storages),
-            swap_names=self._paths([*holders, *makers]) if self._can_swap(holders) else (),
+            swap_names=self._paths([*holders, *named]) if self._can_swap(holders) else (),
             recompute_paths=tuple(filter(None, recompute_paths)),
             across_cells=frozenset(path for path, is_across in recompute_paths.items() if is_across),
         )

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from mindswap.graph.analysis import saved_tensors as memory
+from mindswap.graph.storage import classify_saved
 from mindswap.planner.candidates import ActivationGroup, _Walker, _with_across
 from mindswap.planner.catalog import build_catalog, recompute_policy
 from mindswap.planner.planning import Planner
@@ -50,6 +51,21 @@ class Names:
 
     def can_name(self, found):
         return True
+
+
+class NamesOfAttributes(Names):
+    """A cast is a function, which no entry can name."""
+
+    def can_name(self, found):
+        return found.op != "Cast"
+
+
+def test_a_function_whose_output_is_held_as_a_named_view_is_swapped_by_that_name():
+    """As the output of GLM4's norms, which a reshape of the next product holds."""
+    cast, view = node("cast", "Cast", "x", cell_path="norm"), node("view", "Reshape", "cast", cell_path="mlp")
+    step = graph([cast, view], [node("gradient", "MatMul", "view_b dy")], "view")
+    walker = _Walker(step, NamesOfAttributes(), 0, CellNode("", "Layer"), ())
+    assert walker.group(list(classify_saved(step))).swap_names == ("mlp.view",)
 
 
 def test_a_tuple_runs_again_with_its_cell_but_for_what_others_read_of_that():

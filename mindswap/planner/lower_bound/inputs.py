@@ -155,7 +155,10 @@ def _collect_stage(
         if 1 <= segment <= len(layer_map)
     }
     static_bytes = model.static[stage].total_bytes
-    liveness_points = liveness.liveness_points(stage, static_bytes, layers_of_segments)
+    liveness_points = (
+        *liveness.liveness_points(stage, static_bytes, layers_of_segments),
+        *_closing_points(model, stage, static_bytes),
+    )
     return Stage(
         peak_bytes=int(alive[peak_op - begin]) + static_bytes,
         layers=Counter(layers_of_segments.values()),
@@ -166,6 +169,13 @@ def _collect_stage(
         liveness_points=liveness_points,
         later_windows_ns=_later_windows_ns(model, timeline, stage, alive, peak_op, tensor_graphs),
     )
+
+
+def _closing_points(model: StepModel, stage: int, static_bytes: int) -> tuple[LivenessPoint, ...]:
+    """Return the end of backward of a stage, when the optimizer needs the gradients: no policy changes that memory."""
+    closing_bytes = [layout.closing_bytes for layout in (model.layout, model.with_swap().layout)]
+    fixed_bytes = min((sizes[stage] for sizes in closing_bytes if sizes), default=0)
+    return (LivenessPoint(fixed_bytes + static_bytes, {}, is_past_forward=True),) if fixed_bytes else ()
 
 
 def _later_windows_ns(

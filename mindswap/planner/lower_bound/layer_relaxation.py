@@ -5,7 +5,7 @@ Every policy satisfies these constraints:
 - names: operators that share one are recomputed together;
 - pins: what the user has decided is decided (`pinned_layers`);
 - functions (operators without a name) are recomputed only with their whole cell, or one around it. No policy
-  considered here excludes parts of a cell;
+  considered here excludes parts of a cell. A layer that is recomputed swaps nothing, and holds its outputs;
 - boundary tensors of the previous layer stay for recomputed operators that read them, and so do tensors read through
   an unnamed view, except if its whole cell is recomputed;
 - recomputed operators read tensors that are kept, prefetched or recomputed as well. Their time is hidden while the
@@ -173,6 +173,9 @@ class LayerRelaxation:
             program.add_constraint({part: 1, is_recomputed: -1})
         for op in cell.functions:
             program.add_constraint({share[op]: 1, with_cell.get(op, is_recomputed): -1})
+        if not cell.path:  # a recomputed layer swaps nothing, so it holds what it hands on
+            for tensor in graph.outputs - graph.gathered - graph.boundary_inputs:
+                program.add_constraint(dict.fromkeys((*self.tensors[tensor][2:], is_recomputed), 1), 1)
         for tensor in cell.tensors:
             program.add_constraint(dict.fromkeys((*self.tensors[tensor][1:], is_recomputed), 1), 1)
             if tensor in graph.saved:

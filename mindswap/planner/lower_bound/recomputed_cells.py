@@ -1,5 +1,10 @@
-"""Cells that call functions: operators without a name, recomputed only with the cell, or with one around it."""
+"""Cells that call functions: operators without a name, recomputed only with the cell, or with one around it.
 
+Recompute of a cell leaves its outputs out, so a function that makes one of these is recomputed with the smallest cell
+around it that reads the output, which may be the layer.
+"""
+
+import functools
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -68,22 +73,30 @@ def find_recomputed_cells(
     """
     if model.layers.reads_caches:
         return
+
+    @functools.cache
+    def recomputed_with(cell: str) -> frozenset[str]:
+        entries = (OpRecompute(exact_pattern(cell), ALL_LAYERS),) if cell else ()
+        policy = Policy(True, select_recompute=entries, layer_recompute=NO_LAYERS if cell else ALL_LAYERS)
+        layer_index = model.captured.sample.layer_map.index(layer_ops[0].layer_index)
+        graph = model.layers.rewritten(policy, layer_index)
+        return frozenset(node.name for node in graph.forward if node.is_recomputed)
+
     ops_with_inputs = {op for op, _ in reads}
     functions: dict[str, set[int]] = {}
     for op, node in enumerate(layer_ops):
         is_of_cell = has_scope(node) and not is_gathering(node) and node.op not in REDISTRIBUTION_OPS
         if is_of_cell and not model.names.can_name(node):
-            functions.setdefault(node.cell_path, set()).add(op)
+            cell = node.cell_path
+            while cell and node.name not in recomputed_with(cell):
+                cell = cell.rpartition(".")[0]
+            functions.setdefault(cell, set()).add(op)
     for cell, op in _read_by_functions(model, layer_ops):
         functions.setdefault(cell, set()).add(op)
     for cell in (views := _views(model, layer_ops, tensors)):
         functions.setdefault(cell, set())
     for cell, ops in functions.items():
-        entries = (OpRecompute(exact_pattern(cell), ALL_LAYERS),) if cell else ()
-        policy = Policy(True, select_recompute=entries, layer_recompute=NO_LAYERS if cell else ALL_LAYERS)
-        layer_index = model.captured.sample.layer_map.index(layer_ops[0].layer_index)
-        graph = model.layers.rewritten(policy, layer_index)
-        recomputed = {node.name for node in graph.forward if node.is_recomputed}
+        recomputed = recomputed_with(cell)
         freed = {
             tensor
             for tensor, nodes in holders.items()

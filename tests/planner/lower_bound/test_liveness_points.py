@@ -15,14 +15,15 @@ from mindswap.planner.lower_bound.liveness_points import (
     LivenessPoint,
     _fixed_bytes,
     _unmoved,
+    alive_bytes,
     compute_liveness,
     upper_hull,
 )
 from mindswap.planner.problem import Allow
-from mindswap.policy.model import Policy
+from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.layer_block import Block, BlockTensor, Consumers
-from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import node
 from tests.planner.lower_bound.builders import (
@@ -32,6 +33,7 @@ from tests.planner.lower_bound.builders import (
     bound_inputs,
 )
 from tests.planner.models import MB, small_model
+from tests.planner.test_checked_plans import recorded_step
 from tests.simulator.builders import Span, program_of
 from tests.simulator.cost.builders import GENERIC
 
@@ -140,6 +142,18 @@ def test_the_fullest_moment_may_be_the_last_operator_of_backward():
     (stage,) = collect_bound_inputs(own, own.simulate(Policy())).stages
     assert stage.peak_bytes - own.static[0].total_bytes == 11 * MB
     assert stage.window_ns == 1000 * (2 + 2 * 9 + 3 + 2 * 12)
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(True, layer_recompute=ALL_LAYERS)])
+def test_what_the_optimizer_needs_at_the_end_of_backward_is_there_with_every_policy(policy):
+    model = recorded_step("qwen3_small").model
+    (stage,), (static,) = collect_bound_inputs(model, model.simulate(Policy())).stages, model.static
+    point = stage.liveness_points[-1]
+    assert point.fixed_bytes - static.total_bytes == model.layout.closing_bytes[0] > 0
+    program = model.with_swap().program(policy)
+    intervals = program.intervals
+    alive = alive_bytes(intervals.begin, intervals.end, intervals.size_bytes, len(program.ops))
+    assert alive[np.flatnonzero(program.ops.kind < OpKind.COLLECTIVE)[-1]] >= model.layout.closing_bytes[0]
 
 
 def test_what_is_there_with_every_policy():

@@ -92,6 +92,15 @@ def test_functions_of_a_cell_run_again_in_the_same_layers():
     assert bound(bound_inputs(swapped_together), 250, Allow(swap=False)) == 1000 + 2 * 12 // 6
 
 
+def test_a_layer_that_runs_again_holds_what_it_hands_on():
+    """The first tensor goes only if the layer runs again, and then the second one stays: it is read by others."""
+    known = {**vars(FLOW), "outputs": frozenset({1}), "unswappable_tensors": frozenset({0})}
+    for path, least_bytes in (("", 2 * 50), ("mlp", 0)):
+        cell = RecomputedCell(frozenset({0}), frozenset({0}), frozenset({0}), path=path)
+        inputs = bound_inputs(TensorGraph(**{**known, "recomputed_cells": (cell,)}), window_ns=PLENTY)
+        assert least_budget_bytes(inputs, PLENTY, Allow()) == least_bytes
+
+
 def test_a_function_reads_what_runs_again_in_its_own_layers():
     """Backward reads the third tensor, of 100 bytes, made from the second, of none, and that from the first, of 1.
 

@@ -14,6 +14,7 @@ from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.simulator.step_model import StepModel
 from tests.planner.lower_bound.builders import PLENTY, changed, changed_view, problem
 from tests.planner.models import MB, small_model
+from tests.planner.test_candidates import model_with_a_function
 
 
 def test_the_flow_of_a_layer_of_four_operators():
@@ -88,3 +89,10 @@ def test_what_a_function_alone_reads_runs_again_with_its_cell():
     model = StepModel(replace(held.captured, graph=replace(graph, saved=saved)), held.costs, held.settings)
     (cell,) = build_tensor_graphs(model)[0].recomputed_cells
     assert (cell.functions, cell.views) == ({0}, {(1, 0)})
+
+
+def test_a_function_that_makes_what_its_cell_hands_on_runs_again_with_a_cell_around_that():
+    """`mul` of `attn` is read by `mlp`, so recompute of `attn` runs `exp` again, and only that of the layer `mul`."""
+    tensor_graph = build_tensor_graphs(model_with_a_function())[1]
+    cells = {cell.path: {tensor_graph.op_names[op] for op in cell.functions} for cell in tensor_graph.recomputed_cells}
+    assert cells == {"attn": {"exp1"}, "": {"mul1"}}
