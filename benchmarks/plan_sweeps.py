@@ -56,7 +56,7 @@ SHARES = (0.04, 0.15, 0.4, 0.75)
 CLOSE_GAP, MOST_GAP = 0.01, 0.03
 # So many plans are to be that close, next to the least memory aside, where the bound is farthest from what can be done.
 CLOSE_SHARE, TIGHTEST = 0.9, SHARES[0]
-# What a plan for more memory may be slower (`planner.budget_search.ENOUGH_PART`).
+# What a plan for more memory may be slower (`planner.session.ENOUGH_PART`).
 SLACK_PPM = 5000
 
 

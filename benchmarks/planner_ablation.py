@@ -26,7 +26,7 @@ from typing import Any
 from mindswap.features.plan import StepPlanner, make_problem
 from mindswap.features.step import load_step
 from mindswap.graph.capture_cache import from_plain
-from mindswap.planner import budget_search, catalog, stages
+from mindswap.planner import catalog, session, stages
 from mindswap.planner.lower_bound import BoundInputs, least_budget_bytes, min_step_ns
 from mindswap.planner.solver import column_generation, distances, fast, improve, least_memory, search
 from mindswap.policy.model import Policy
@@ -45,7 +45,7 @@ MODELS = {
     "llama2_70b_pp16": "atlas_800t_a2",
 }
 SHARES = (0.04, 0.15, 0.4)  # of the memory between the least that any policy needs and that of keeping everything
-MODULES = (fast, column_generation, distances, least_memory, improve, search, stages, budget_search, catalog)
+MODULES = (fast, column_generation, distances, least_memory, improve, search, stages, session, catalog)
 NEVER = 10**9
 # Constant -> its value when it is switched off.
 CONSTANTS: dict[str, Any] = {
@@ -71,8 +71,6 @@ CONSTANTS: dict[str, Any] = {
     "MIN_EVALUATIONS": 1,
     "MAX_REARRANGED": 0,
     "ENOUGH_PART": NEVER,
-    "NUM_NEIGHBOURS": 0,
-    "NUM_TRIES": 1,
     "SMALL_PERMILLE": 0,
 }
 # Row of the bound -> the inputs without it. Each of them restricts policies, so without it the bound is lower.

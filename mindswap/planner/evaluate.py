@@ -1,7 +1,7 @@
 """Evaluate a policy by simulating the whole step; independent of the solvers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -36,6 +36,10 @@ class Evaluation:
         return replace(self, fits=fits)
 
 
+# More than any peak, so that all policies within the host memory come before those beyond it.
+BEYOND_HOST_BYTES = 2**60
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """An evaluated policy, without its timeline."""
@@ -44,7 +48,8 @@ class Candidate:
     step_time_ns: int  # this field and the next one are those of `Evaluation`
     stage_peak_bytes: tuple[int, ...]
     is_on_host: bool  # host memory is within its budget
-    assignment: np.ndarray | None = None  # assignment that the policy was made from; None for other policies
+    # assignment that the policy was made from; empty for other policies
+    assignment: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
     @classmethod
     def of(
@@ -52,7 +57,8 @@ class Candidate:
     ) -> "Candidate":
         """Build a candidate from a policy and its evaluation."""
         is_on_host = evaluation.host_bytes <= problem.host_bytes
-        return cls(policy, evaluation.step_time_ns, evaluation.stage_peak_bytes, is_on_host, assignment)
+        candidate = cls(policy, evaluation.step_time_ns, evaluation.stage_peak_bytes, is_on_host)
+        return candidate if assignment is None else replace(candidate, assignment=assignment)
 
     @property
     def peak_bytes(self) -> int:
@@ -64,10 +70,10 @@ class Candidate:
         return self.is_on_host and self.peak_bytes <= budget_bytes
 
     def rank(self, budget_bytes: int) -> tuple[bool, int, int]:
-        """Return a sort key, smaller is better: fits, then step time; if nothing fits, peak memory."""
+        """Return a sort key, smaller is better: step time if it fits; else peak memory, after all within the host."""
         if self.fits(budget_bytes):
             return False, self.step_time_ns, self.peak_bytes
-        return True, self.peak_bytes, self.step_time_ns
+        return True, self.peak_bytes + (0 if self.is_on_host else BEYOND_HOST_BYTES), self.step_time_ns
 
 
 # A step with more operators than this is simulated with fewer micro-batches and extrapolated.

@@ -1,22 +1,26 @@
 """Search the plans of one question: solve each pipeline stage, evaluate the whole step, compare with the baselines."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mindswap.planner.budget_search import BudgetSearch
+import numpy as np
+
 from mindswap.planner.build_plan import plan_of
 from mindswap.planner.catalog import Catalog
 from mindswap.planner.effect import is_coupled
-from mindswap.planner.evaluate import Candidate, Evaluation, evaluate
+from mindswap.planner.evaluate import Candidate, evaluate
 from mindswap.planner.problem import Compared, Objective, Plan, PlanProblem
 from mindswap.planner.solver.search import Interruptible, Progress
-from mindswap.policy.coverage import BASELINES
+from mindswap.planner.stages import MIN_REPAIR, StageSolver
+from mindswap.policy.coverage import BASELINES, KEEP_ALL
 from mindswap.system.collector import without_collector
 
 if TYPE_CHECKING:
     from mindswap.planner.planning import Planner
 
+# A plan within 1/200 of the lower bound ends the search: the simulator is no more accurate than that.
+ENOUGH_PART = 200
 # With the objective "memory": accepted slowdown in thousandths, and number of bisections of the budget.
 LOSS_PERMILLE = 10
 NUM_HALVINGS = 6
@@ -28,8 +32,8 @@ REPLAY_PERMILLE = 20
 class PlanSession:
     """The search for the plans of one question: one budget, or the budgets of a sweep, which are solved together.
 
-    A plan for one budget is a candidate for the budgets after it. So a session ends with its question: whoever asks
-    again gets a new one, and the same plan.
+    What is found for one budget is a candidate for the budgets after it. So a session ends with its question: whoever
+    asks again gets a new one, and the same plan.
 
     Args:
         planner: planner of the model.
@@ -41,7 +45,12 @@ class PlanSession:
         self.planner = planner
         self.problem = problem
         self.progress = Interruptible(progress)
-        self._searches: dict[Catalog, BudgetSearch] = {}
+        self._baselines = planner.evaluated_baselines(problem)
+        self._solvers: dict[Catalog, StageSolver] = {}
+        start = np.zeros((planner.model.captured.num_layers, planner.catalog.copy_ns.shape[1]), np.int64)
+        policy = problem.with_switches(self._baselines.policies[KEEP_ALL])
+        self._candidates = [Candidate.of(problem, policy, self._baselines.start, start)]
+        self._min_memory: dict[Catalog, Candidate] = {}
 
     def plan(self, budget_bytes: int) -> Plan:
         """Search the best policy within a budget of device memory."""
@@ -51,9 +60,9 @@ class PlanSession:
 
     def _fastest(self, problem: PlanProblem) -> Plan:
         planner = self.planner
-        policies, evaluations, keep, start = planner.evaluated_baselines(problem)
+        policies, evaluations, keep, _ = planner.evaluated_baselines(problem)
         num_before = self._num_evaluations
-        best = self._search(problem.budget_bytes, start)
+        best = self._search(problem.budget_bytes)
         limit_ns = best.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
         replayed = [
             Candidate.of(problem, policies[name], evaluate(problem, policies[name]))
@@ -62,8 +71,7 @@ class PlanSession:
             and (not best.fits(problem.budget_bytes) or evaluation.step_time_ns < limit_ns)
             and planner.is_eligible(problem.allow, policies[name])
         ]
-        fitting = [evaluation for evaluation in (best, *replayed) if evaluation.fits(problem.budget_bytes)]
-        policy = min(fitting, key=lambda evaluation: evaluation.step_time_ns).policy if fitting else best.policy
+        policy = min((best, *replayed), key=lambda candidate: candidate.rank(problem.budget_bytes)).policy
         return plan_of(
             problem,
             planner.bound_inputs,
@@ -82,27 +90,64 @@ class PlanSession:
     @property
     def _num_evaluations(self) -> int:
         """Number of simulations."""
-        return sum(search.num_evaluations for search in self._searches.values())
+        return sum(solver.num_evaluations for solver in self._solvers.values())
 
-    def _search(self, budget_bytes: int, start: Evaluation) -> Candidate:
-        """Search the best plan; if MindSpore cannot compile it, search the two restricted catalogs."""
+    def _search(self, budget_bytes: int) -> Candidate:
+        """Return the fastest candidate within a budget, or the closest one if none fits.
+
+        If MindSpore cannot compile it, the two restricted catalogs are searched, and candidates like it are left out.
+        """
         catalog = self.planner.catalog
-        best = self._search_of(catalog, start).best(budget_bytes)
-        if best.assignment is None or not catalog.combines_incompatible(best.assignment):
+        best = self._best(catalog, self._candidates, budget_bytes)
+        if not catalog.combines_incompatible(best.assignment):
             return best
-        restricted: Sequence[Catalog] = self.planner.split_incompatible
-        candidates = [self._search_of(catalog, start).best(budget_bytes) for catalog in restricted]
-        return min(candidates, key=lambda candidate: candidate.rank(budget_bytes))
+        found = []
+        for restricted in self.planner.split_incompatible:
+            compilable = [each for each in self._candidates if not catalog.combines_incompatible(each.assignment)]
+            found.append(self._best(restricted, compilable, budget_bytes))
+        return min(found, key=lambda candidate: candidate.rank(budget_bytes))
 
-    def _search_of(self, catalog: Catalog, start: Evaluation) -> BudgetSearch:
-        """Return the search of this session over a catalog."""
-        if catalog not in self._searches:
-            planner, problem = self.planner, self.problem
-            layer_assignments = planner.layer_assignments(problem.allow, catalog)
-            self._searches[catalog] = BudgetSearch(
-                problem, planner.short_models[0], planner.bound_inputs, layer_assignments, start, self.progress
-            )
-        return self._searches[catalog]
+    def _best(self, catalog: Catalog, candidates: Iterable[Candidate], budget_bytes: int) -> Candidate:
+        """Return the best of some candidates and of what is found with a catalog, unless one is close to the bound."""
+        bound_ns = self.planner.bound_ns(replace(self.problem, budget_bytes=budget_bytes))
+        enough_ns = 0 if bound_ns is None else max(bound_ns, self._baselines.start.step_time_ns)
+        enough_ns += enough_ns // ENOUGH_PART
+        best = min(candidates, key=lambda candidate: candidate.rank(budget_bytes))
+        if best.fits(budget_bytes) and (best.step_time_ns <= enough_ns or self.progress.is_stopped):
+            return best
+        solved = self._solve(catalog, budget_bytes, enough_ns)
+        best = min(best, solved, key=lambda candidate: candidate.rank(budget_bytes))
+        if best.fits(budget_bytes) or self.progress.is_stopped:
+            return best
+        # The plan of least memory is the same for every budget; another one that came closer may depend on the order.
+        if catalog not in self._min_memory:
+            self._min_memory[catalog] = self._solve(catalog, 0)
+        least = self._min_memory[catalog]
+        return least if least.is_on_host else min(best, least, key=lambda candidate: candidate.rank(budget_bytes))
+
+    def _solve(self, catalog: Catalog, budget_bytes: int, enough_ns: int = 0) -> Candidate:
+        """Solve for a budget; solve once more for a smaller one if the whole step slightly exceeds it."""
+        if catalog not in self._solvers:
+            layer_assignments = self.planner.layer_assignments(self.problem.allow, catalog)
+            short = self.planner.short_models[0]
+            self._solvers[catalog] = StageSolver(self.problem, short, layer_assignments, self.progress)
+        solver, extra_ns = self._solvers[catalog], enough_ns - self._baselines.start.step_time_ns
+        candidate = self._replay(solver, solver.solve(budget_bytes, extra_ns))
+        excess_bytes = candidate.peak_bytes - budget_bytes
+        if excess_bytes <= 0 or not solver.fits_alone or self.progress.is_stopped:
+            return candidate
+        less_bytes = budget_bytes - excess_bytes - budget_bytes // MIN_REPAIR
+        repaired = self._replay(solver, solver.solve(less_bytes, extra_ns))
+        return min(candidate, repaired, key=lambda candidate: candidate.rank(budget_bytes))
+
+    def _replay(self, solver: StageSolver, assignment: np.ndarray) -> Candidate:
+        """Evaluate an assignment on the whole step; keep it as a candidate unless the search was stopped."""
+        assignment = solver.effective(assignment)
+        policy = self.problem.with_switches(solver.layer_assignments.policy(assignment))
+        candidate = Candidate.of(self.problem, policy, evaluate(self.problem, policy), assignment)
+        if not self.progress.is_stopped:
+            self._candidates.append(candidate)
+        return candidate
 
     def _minimize_memory(self, problem: PlanProblem) -> Plan:
         """Bisect the budget between static memory and a plan's peak while the slowdown is within `LOSS_PERMILLE`."""

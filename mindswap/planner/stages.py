@@ -82,15 +82,6 @@ class StageSolver:
             [self.layer_assignments.effective(layer, decisions) for layer, decisions in enumerate(assignment)]
         )
 
-    def mix(self, low_memory: np.ndarray, high_memory: np.ndarray, budget_bytes: int) -> np.ndarray:
-        """Return the best combination of two assignments, layer by layer, within a budget."""
-        pipeline = PipelineProblem(self.layer_assignments, self.short, budget_bytes, self.host_bytes)
-        search = Search(pipeline, MAX_OPERATORS, self.progress)
-        excess_bytes = pipeline.excess_bytes_of_stages(pipeline.timeline(high_memory))
-        with contextlib.suppress(Stop):
-            best_mix(search.score, [low_memory, high_memory], orders_of(self.layers, excess_bytes.tolist()))
-        return low_memory if search.best is None else search.best
-
     def progress(self) -> None:
         """Count a simulation and call the progress function."""
         self.num_evaluations += 1

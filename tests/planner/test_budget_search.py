@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from mindswap.features.plan.report import format_plan
-from mindswap.planner import budget_search, session, stages
-from mindswap.planner.budget_search import ENOUGH_PART
+from mindswap.planner import session, stages
 from mindswap.planner.evaluate import Candidate, evaluate
 from mindswap.planner.linear import UnsolvedError
 from mindswap.planner.lower_bound import layer_relaxation
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import Allow, Objective, Plan, PlanProblem
+from mindswap.planner.session import ENOUGH_PART
 from mindswap.planner.solver import column_generation, fast
 from mindswap.planner.solver.search import Stop
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, LayerSwap, OpRecompute, OpSwap, Policy
@@ -221,4 +221,5 @@ def test_a_common_setting_is_a_plan_where_what_it_does_is_allowed(policy, allowe
 def test_where_nothing_fits_what_is_on_the_host_and_then_needs_less_comes_nearest():
     rows = [(False, 5, 9), (False, 6, 1), (True, 1, 1), (True, 2, 0)]  # beyond the host, peak, time
     found = [Candidate(Policy(), time_ns, (1, peak), not is_beyond) for is_beyond, peak, time_ns in rows[::-1]]
-    assert [budget_search._memory_rank(each) for each in sorted(found, key=budget_search._memory_rank)] == rows
+    nearest = sorted(found, key=lambda each: each.rank(budget_bytes=0))
+    assert [(not each.is_on_host, each.peak_bytes, each.step_time_ns) for each in nearest] == rows
