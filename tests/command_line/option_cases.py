@@ -251,6 +251,7 @@ ELSEWHERE = {
     "inspect --no-cache --json": "tests/features/inspect/test_cli.py::test_the_second_time_nothing_is_compiled",
     "inspect --rank": "tests/features/inspect/test_rank.py::test_a_stage_has_its_layers_and_only_the_last_has_the_loss",
     "verify --no-cache": "tests/features/verify/test_faults.py::test_the_exit_code_says_that_something_is_not_as_asked",
+    "verify --cards": "tests/features/verify/test_trainer_verify.py::test_cells_are_copied_out_and_back_and_recomputed",
     "verify --log": "tests/features/verify/test_log.py::test_logs_that_agree",
     "plan --trace": "tests/features/trace/test_cli.py::test_a_2x_file_is_planned_with_it",
     "plan --strategy=auto --cards --dry-run": (

@@ -1,6 +1,7 @@
 """The trainer of MindFormers 2.x in one process, with memory measured by phase. Imported after `hyper_parallel`."""
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,10 @@ from mindformers.pynative.distributed.activation_checkpoint import apply_ac
 from mindformers.pynative.trainer import Trainer
 from mindspore import nn
 
-from mindswap.adapters.pynative.hyper_parallel_stand_in.swap import Moved, moved
+from mindswap.adapters.pynative.applied_paths import AppliedPaths
+from mindswap.adapters.pynative.hyper_parallel_stand_in.applied import applied
+from mindswap.adapters.pynative.hyper_parallel_stand_in.swap import Moved, SwapManager, moved
+from mindswap.adapters.pynative.hyper_parallel_stand_in.wrappers import show_wrapped_cells
 from mindswap.adapters.pynative.layers_2x import find_gpt_model, layers_of
 from mindswap.adapters.versions import replaced
 
@@ -54,6 +58,7 @@ class MeasuredTrainer(Trainer):
     Attributes:
         steps: memory of each step so far.
         added_by_layer: memory that the forward of each layer allocates beyond what it frees, in bytes.
+        added_by_cell: the same for each cell of each layer, by name.
         weight_bytes: size of the network's parameters.
         trained_bytes: size of those that are trained.
         state_bytes: size of the optimizer's parameters: float32 weights and states.
@@ -62,6 +67,7 @@ class MeasuredTrainer(Trainer):
     def __init__(self, config: dict[str, Any], train_dataset: Any):
         self.steps: list[MeasuredMemory] = []
         self.added_by_layer: list[int] = []
+        self.added_by_cell: list[dict[str, int]] = []
         super().__init__(config, train_dataset=train_dataset)
         network = {id(weight): weight for model in self.model for weight in model.get_parameters()}
         states = {id(weight): weight for weight in _parameters_of(self.optimizer) if id(weight) not in network}
@@ -84,11 +90,12 @@ class MeasuredTrainer(Trainer):
             config.parallelism.pipeline_parallel,
             mtp_block=getattr(gpt_model, "mtp", None),
         )
+        show_wrapped_cells()
         # The stand-in wraps a cell in place; assigning it to its parent gives equal names to weights of all layers.
         for weight, name in names:
             weight.name = name
         for layer in layers_of(model):
-            self._measure_in_first_step(layer)
+            self._measure_layer(layer)
         return model
 
     def first_batch(self) -> Any:
@@ -103,20 +110,19 @@ class MeasuredTrainer(Trainer):
         """Run forward and backward of one micro-batch."""
         super()._forward_backward(self.model, batch)
 
-    def _measure_in_first_step(self, layer: nn.Cell) -> None:
-        """Measure what the forward of a layer adds, in the first micro-batch only, because that waits."""
-        sizes: list[int] = []
+    def _measure_layer(self, layer: nn.Cell) -> None:
+        """Measure what the forward of a layer and of its cells adds."""
+        added: dict[str, int] = {}
+        self.added_by_cell.append(added)
+        for name, cell in layer.name_cells().items():
+            _measure_first_call(cell, functools.partial(added.__setitem__, name))
+        _measure_first_call(layer, self.added_by_layer.append)
 
-        def measure(*arguments: Any) -> None:
-            if len(sizes) < 2:
-                ms.runtime.synchronize()
-                sizes.append(ms.runtime.memory_allocated())
-            if len(sizes) == 2:
-                self.added_by_layer.append(sizes[1] - sizes[0])
-                sizes.append(0)
-
-        layer.register_forward_pre_hook(measure)
-        layer.register_forward_hook(measure)
+    def applied_to_data(self) -> dict[str, Any]:
+        """Return what the wrappers for swap and recompute did in the last step, as plain data."""
+        (network,) = self.model
+        paths = AppliedPaths(layers_of(network))
+        return {"wrappers": paths.wrappers_to_data(), "layer_copies": paths.copies_to_data()}
 
     def training_step(self, step: int | None = None) -> Any:
         """Train one step, and measure it."""
@@ -124,6 +130,8 @@ class MeasuredTrainer(Trainer):
         memory = MeasuredMemory(ms.runtime.memory_allocated())
         self.steps.append(memory)
         vars(moved).update(vars(Moved()))
+        applied.reset()
+        SwapManager().reset_copies()
         result = super().training_step(step)
         self._end_phase("optimizer")
         memory.moved = replace(moved)
@@ -150,6 +158,22 @@ class MeasuredTrainer(Trainer):
         peaks = self.steps[-1].peaks
         peaks[phase] = max(peaks[phase], ms.runtime.max_memory_allocated())
         _reset()
+
+
+def _measure_first_call(cell: nn.Cell, note: Callable[[int], None]) -> None:
+    """Note what the first forward of a cell adds to the memory in bytes; only the first, because that waits."""
+    sizes: list[int] = []
+
+    def measure(*arguments: Any) -> None:
+        if len(sizes) < 2:
+            ms.runtime.synchronize()
+            sizes.append(ms.runtime.memory_allocated())
+        if len(sizes) == 2:
+            note(sizes[1] - sizes[0])
+            sizes.append(0)
+
+    cell.register_forward_pre_hook(measure)
+    cell.register_forward_hook(measure)
 
 
 def _parameters_of(optimizer: nn.Cell) -> Iterator[ms.Parameter]:

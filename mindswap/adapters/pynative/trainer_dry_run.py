@@ -79,6 +79,8 @@ def measured_result(trainer: Any, uses_stand_in: bool) -> dict[str, Any]:
         "state_bytes": trainer.state_bytes,
         "trained_bytes": trainer.trained_bytes,
         "added_by_layer": trainer.added_by_layer,
+        "added_by_cell": trainer.added_by_cell,
+        **trainer.applied_to_data(),
         "moved": asdict(measured.moved) if uses_stand_in else None,
         "uses_stand_in": uses_stand_in,
     }

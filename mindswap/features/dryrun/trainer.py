@@ -20,13 +20,8 @@ from mindswap.features.dryrun.trainer_config import (
     trainer_request,
 )
 from mindswap.features.dryrun.trainer_report import TrainerDryRun
-from mindswap.features.dryrun.trainer_run import (
-    StepCopies,
-    TrainerStep,
-    require_mindformers_2x,
-    run_own_swap,
-    run_trainer,
-)
+from mindswap.features.dryrun.trainer_run import require_mindformers_2x, run_own_swap, run_trainer
+from mindswap.features.dryrun.trainer_step import StepCopies, TrainerStep
 from mindswap.policy.formats.mindformers2.effect import SettingsEffect, compute_effect
 from mindswap.policy.formats.mindformers2.read import find_mtp_layers, find_num_layers_2x, read_pynative
 from mindswap.policy.formats.mindformers2.settings import OWN_ENGINE, SWAP_ENGINE
@@ -151,6 +146,9 @@ def extrapolate(low: TrainerStep, high: TrainerStep, num_layers: int) -> Trainer
         num_layers=num_layers,
         phase_peaks={phase: on_line(peak, high.phase_peaks[phase]) for phase, peak in low.phase_peaks.items()},
         added_by_layer=(),
+        added_by_cell=(),
+        wrappers=(),
+        layer_copies=(),
         copies=copies,
         **sizes,
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.features.dryrun.trainer_run import TrainerStep
+from mindswap.features.dryrun.trainer_step import TrainerStep
 from mindswap.report.problems import escape
 from mindswap.report.simulation_text import describe_budget
 from mindswap.report.tables import NOTHING, attributes, format_table

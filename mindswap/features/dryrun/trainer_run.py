@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from mindswap.config.problem import Level, Location, Problem
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.features.dryrun.backend import StatusCallback, ascend_backend, wait
 from mindswap.features.dryrun.trainer_config import TrainerRequest
+from mindswap.features.dryrun.trainer_step import LayerCopies, StepCopies, TrainerStep, WrapperEffect
 from mindswap.policy.formats.mindformers2.effect import SettingsEffect
 from mindswap.policy.formats.mindformers2.tables import RULE
 from mindswap.pynative.by_tensor import find_distances_2x
+from mindswap.pynative.own_copies import find_own_copies
 from mindswap.pynative.trace import load_trace
 from mindswap.rules.machine.software import ANY_VERSION, TRAINER_VERSIONS, installed_version
 from mindswap.runtime.logs.read import find_last_error, read_tail
@@ -32,72 +34,6 @@ MAX_S = 7200.0
 _SET_LINE = re.compile(
     r"Set (?:layer swap|select swap|full recompute|select recompute|select comm recompute) at layer \d+.*"
 )
-
-
-@dataclass(frozen=True)
-class StepCopies:
-    """StepCopies between device and host memory in a step."""
-
-    out_bytes: int
-    back_bytes: int
-    num_out: int
-    num_back: int
-    peak_host_bytes: int  # pinned host memory
-
-
-@dataclass(frozen=True)
-class TrainerStep:
-    """Device memory of a step of MindFormers' trainer in bytes, without fragments and workspaces.
-
-    Attributes:
-        num_layers: layers, without those for multi-token prediction.
-        phase_peaks: peak of `forward`, `backward` and `optimizer`.
-        before_bytes: allocated before the step.
-        kept_bytes: allocated by the forward pass and kept for backward.
-        gradient_bytes: gradients at the end of the last backward pass.
-        weight_bytes: parameters of the network.
-        state_bytes: float32 weights and states of the optimizer.
-        trained_bytes: parameters of the network that are trained.
-        reserved_bytes: memory that the pool took at most, with fragments, in its blocks of 1 GiB.
-        added_by_layer: what the forward pass of each layer allocates beyond what it frees; in order, with the layers
-            for multi-token prediction; empty if extrapolated.
-        copies: swapped memory; None if HyperParallel itself did it.
-        uses_stand_in: whether the stand-in for HyperParallel was used.
-        set_lines: lines of MindFormers on recomputed and swapped layers.
-        own_swap: report of mindswap's own swap, see `mindswap.pynative.ledger.SwapReport`; None without.
-        wall_s: time of the process in seconds.
-    """
-
-    num_layers: int
-    phase_peaks: Mapping[str, int]
-    before_bytes: int
-    kept_bytes: int
-    gradient_bytes: int
-    weight_bytes: int
-    state_bytes: int
-    trained_bytes: int
-    reserved_bytes: int
-    added_by_layer: tuple[int, ...]
-    copies: StepCopies | None
-    uses_stand_in: bool
-    set_lines: tuple[str, ...] = ()
-    own_swap: Mapping[str, Any] | None = None
-    wall_s: float = 0.0
-
-    @property
-    def pass_peak_bytes(self) -> int:
-        """Peak of forward and backward."""
-        return max(self.phase_peaks["forward"], self.phase_peaks["backward"])
-
-    @property
-    def used_peak_bytes(self) -> int:
-        """Peak of the step."""
-        return max(self.phase_peaks.values())
-
-    @property
-    def peak_phase(self) -> str:
-        """Phase with the peak of the step."""
-        return max(self.phase_peaks, key=lambda phase: self.phase_peaks[phase])
 
 
 def has_mindformers_2x() -> bool:
@@ -217,7 +153,13 @@ def run_own_swap(
     distances = {index: distance.count for index, distance in find_distances_2x(trace, effect).items()}
     arguments |= {"trace": recorded["trace"], "distances": distances}
     result, wall_s = run_program(OWN_SWAP, arguments, folder, report_status)
-    return read_step(request.num_layers, result, folder / LOG, record_s + wall_s)
+    step = read_step(request.num_layers, result, folder / LOG, record_s + wall_s)
+    copies, targets = find_own_copies(trace, effect)
+    return replace(
+        step,
+        layer_copies=tuple(LayerCopies(**asdict(layer)) for layer in copies),
+        own_targets={path: tuple(layers) for path, layers in targets.items()},
+    )
 
 
 def read_step(num_layers: int, result: Mapping[str, Any], log: Path, wall_s: float) -> TrainerStep:
@@ -231,6 +173,9 @@ def read_step(num_layers: int, result: Mapping[str, Any], log: Path, wall_s: flo
         num_layers=num_layers,
         phase_peaks=result["peaks"],
         added_by_layer=tuple(result["added_by_layer"]),
+        added_by_cell=tuple(result["added_by_cell"]),
+        wrappers=tuple(WrapperEffect(**row) for row in result["wrappers"]),
+        layer_copies=tuple(LayerCopies(**row) for row in result["layer_copies"]),
         copies=StepCopies(**{name: moved[name] for name in StepCopies.__dataclass_fields__}) if moved else None,
         set_lines=tuple(_SET_LINE.findall(log.read_text("utf-8", errors="replace"))),
         own_swap=result.get("swap"),

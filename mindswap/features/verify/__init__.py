@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline_layout import read_pipeline
+from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
 from mindswap.config.weight_sharding import RankPlacement, gathers_sequence
-from mindswap.errors import MindswapError
+from mindswap.errors import LaunchError, MindswapError
 from mindswap.features.verify.log_comparison import compare_logs
 from mindswap.features.verify.log_report import format_logs, logs_to_json
 from mindswap.features.verify.report import (
@@ -20,12 +21,14 @@ from mindswap.features.verify.report import (
     format_recompute_effect,
     recompute_effect_to_json,
 )
+from mindswap.features.verify.trainer_verify import refuse_options, verify_2x
 from mindswap.files import file_name
 from mindswap.graph.analysis.recompute_effect import RecomputeEffect, compare_recompute
 from mindswap.graph.analysis.swap_effect import LayerEffect, compare_effect, is_replaced_by_gather
 from mindswap.policy.applied import as_applied, format_log_lines
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
+from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.rules.checker import CheckResult, check_document, require_num_layers
@@ -69,8 +72,11 @@ def verify(
     use_cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
     brief: bool = False,
+    num_cards: int | None = None,
 ) -> Verification:
     """Compile a configuration and compare its graph with the requested policy. No device is needed.
+
+    A configuration of MindFormers 2.x, which has no graph, is compared with a dry run of its trainer.
 
     Args:
         path: MindFormers YAML.
@@ -80,6 +86,7 @@ def verify(
         use_cache: False recompiles and stores nothing.
         progress: function called with the number of logs read so far and the number of logs.
         brief: compile once and omit the sizes without swap, unless the graph differs from the policy.
+        num_cards: of MindFormers 2.x: cards of the training; None takes the most that the batch sizes allow.
 
     Returns:
         The comparison for each layer, and for the logs if there are any.
@@ -88,9 +95,15 @@ def verify(
         PolicyError: if the configuration is wrong.
         GraphError: if the network cannot be built or compiled.
         LogError: if the logs cannot be read.
+        LaunchError: of MindFormers 2.x: the dry run is not possible, or failed.
     """
     config = file_name(path)
     document = load_document(config)
+    if find_format(document) is ConfigFormat.PYNATIVE and not find_errors(document.problems):
+        refuse_options(document, rank=rank, log=logs)
+        return Verification(*verify_2x(document, brief, num_cards))
+    if num_cards is not None:
+        raise LaunchError("--cards: of MindFormers 2.x only: a configuration of 1.9 says how many cards it is for")
     checked = check_document(document)
     requested = checked.require_policy()
     workers = read_worker_logs(file_name(logs), progress) if logs is not None else None

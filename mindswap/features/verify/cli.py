@@ -4,7 +4,7 @@ import argparse
 
 from tqdm import tqdm
 
-from mindswap.command_line.options import add_json, add_no_cache, add_rank, answer
+from mindswap.command_line.options import MAX_NUMBER, add_json, add_no_cache, add_rank, answer, number_from
 from mindswap.features.verify import verify
 
 EPILOG = """\
@@ -15,6 +15,7 @@ examples:
   mindswap verify llama2_7b.yaml --brief
   mindswap verify llama2_7b.yaml --log output/msrun
   mindswap verify llama2_7b.yaml --log output/log         # a single process: output/log/rank_0/info.log
+  mindswap verify pretrain_2x.yaml --cards 8              # of MindFormers 2.x, in PyNative mode
 
 Exit code 0: the compiled graph follows CONFIG exactly; 1 if not. The network is compiled
 without weights, by MindSpore's own frontend with lazy_inline on, for one rank that has the whole model, or for
@@ -23,6 +24,8 @@ With --brief it is compiled once, under the policy, and without swap only if som
 With --log, 1 also if a worker did not log the policy, or its log shows that it had no effect. What was compiled once
 is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap; where others can write to the latter, or you cannot, in
 mindswap-user-UID in the temporary folder. A $MINDSWAP_CACHE that others can write to is not used.
+A configuration of MindFormers 2.x (PyNative) has no graph: its own trainer swaps and recomputes in a dry run (mindswap
+dryrun), and each entry is compared with the copies and recomputed cells there; 1 if one has no effect in a layer.
 """
 
 
@@ -32,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rank(parser)
     add_no_cache(parser)
     add_json(parser)
+    parser.add_argument(
+        "--cards", metavar="N", type=number_from(1, MAX_NUMBER), help="of MindFormers 2.x: cards of the training"
+    )
     parser.add_argument("--brief", action="store_true", help="leave out what is kept without swap; half the time")
     parser.add_argument(
         "--log",
@@ -50,5 +56,5 @@ def run(args: argparse.Namespace) -> int:
             if number == total:
                 bar.close()
 
-        verification = verify(args.config, args.rank, args.log, not args.no_cache, show, args.brief)
+        verification = verify(args.config, args.rank, args.log, not args.no_cache, show, args.brief, args.cards)
     return answer(args, verification.data, verification, verification.matches_policy)

@@ -10,7 +10,8 @@ from mindswap import cli
 from mindswap.config.source import load_document
 from mindswap.features.dryrun.trainer import extrapolate, find_left_out
 from mindswap.features.dryrun.trainer_report import TrainerDryRun, format_trainer_dry_run, trainer_dry_run_to_json
-from mindswap.features.dryrun.trainer_run import StepCopies, TrainerStep, read_step
+from mindswap.features.dryrun.trainer_run import read_step
+from mindswap.features.dryrun.trainer_step import StepCopies, TrainerStep
 from tests.schema import load, misfits
 
 SMALL = str(Path(__file__).parents[3] / "docs/qwen3_2x.yaml")
@@ -82,6 +83,7 @@ def test_the_lines_of_the_log_on_swap_and_recompute(tmp_path):
     names = ("before_bytes", "kept_bytes", "gradient_bytes", "weight_bytes", "state_bytes", "trained_bytes")
     result = {name: 1 for name in names} | {
         "reserved_bytes": 2, "uses_stand_in": False, "peaks": {"forward": 1}, "added_by_layer": [1], "moved": None,
+        "added_by_cell": [{"mlp": 1}], "wrappers": [], "layer_copies": [],
     }  # fmt: skip
     step = read_step(2, result, log, 1.5)
     assert step.set_lines == ("Set layer swap at layer 0", "Set select recompute at layer 1: mlp")

@@ -18,6 +18,7 @@ import mindspore as ms
 from mindspore import mint, nn
 from mindspore.graph.api import _no_grad
 
+from mindswap.adapters.pynative.hyper_parallel_stand_in.applied import AppliedWrapper, LayerCopies
 from mindswap.adapters.pynative.values import tensors_in
 
 
@@ -54,6 +55,7 @@ class SwappedStorage:
     tensor: ms.Tensor
     place: Place = Place.DEVICE
     host: ms.Tensor | None = None
+    wrappers: list[AppliedWrapper] = field(default_factory=list)  # within which it was saved
 
     def __post_init__(self) -> None:
         self.size_bytes: int = self.tensor.untyped_storage().size()
@@ -127,12 +129,18 @@ class SwappedLayer:
     earlier: "SwappedLayer | None" = None
     storages: dict[int, SwappedStorage] = field(default_factory=dict)  # by address
     copied: Any = None  # event after the copies out, or back
+    copies: LayerCopies = field(default_factory=LayerCopies)
 
-    def add(self, tensor: ms.Tensor) -> None:
+    def add(self, tensor: ms.Tensor, wrapper: AppliedWrapper) -> None:
         """Swap the storage of a tensor; once, however many tensors share it."""
         storage = tensor.untyped_storage()
-        if storage.size() and storage.data_ptr() not in self.storages:
-            self.storages[storage.data_ptr()] = SwappedStorage(tensor)
+        if not storage.size():
+            return
+        address = storage.data_ptr()
+        if address not in self.storages:
+            self.storages[address] = SwappedStorage(tensor)
+        if wrapper not in self.storages[address].wrappers:
+            self.storages[address].wrappers.append(wrapper)
 
     def keep(self, tensors: Any) -> None:
         """Leave storages of the layer's outputs on the device: the next layer reads them."""
@@ -162,6 +170,11 @@ class SwapManager:
         """The copy stream."""
         return ms.runtime.Stream()
 
+    def reset_copies(self) -> None:
+        """Forget the copies of all layers."""
+        for layer in self.layers.values():
+            layer.copies = LayerCopies()
+
     def set_forward_prefetch_layer(self, cell: nn.Cell, later_cell: nn.Cell) -> None:
         """Free the storages of a layer after the forward of a later one, and fetch them before its backward."""
         layer, later = self._layer(cell), self._layer(later_cell)
@@ -187,10 +200,11 @@ class SwapManager:
             self._offload(layer)
         if layer.earlier is not None:
             self._release(layer.earlier)
+            layer.earlier.copies.released_by = layer.cell
 
     def _begin_backward(self, layer: SwappedLayer) -> None:
         if layer.earlier is not None:
-            self._fetch(layer.earlier)
+            self._fetch(layer.earlier, layer.cell)
         self._await(layer)
 
     def _offload(self, layer: SwappedLayer) -> None:
@@ -198,6 +212,9 @@ class SwapManager:
             for storage in layer.storages.values():
                 storage.offload()
                 moved.count_out(storage.size_bytes)
+                layer.copies.count_out(storage.size_bytes)
+                for wrapper in storage.wrappers:
+                    wrapper.count_out(storage.size_bytes)
 
     def _release(self, layer: SwappedLayer) -> None:
         self._await(layer)
@@ -205,7 +222,7 @@ class SwapManager:
             for storage in layer.storages.values():
                 storage.release()
 
-    def _fetch(self, layer: SwappedLayer) -> None:
+    def _fetch(self, layer: SwappedLayer, fetched_by: nn.Cell) -> None:
         storages = [storage for storage in layer.storages.values() if storage.place is Place.HOST]
         with _no_grad():  # on the compute stream, where the memory was freed
             for storage in storages:
@@ -213,7 +230,10 @@ class SwapManager:
         with self._copying(layer):
             for storage in storages:
                 storage.fetch()
+                layer.copies.count_back(storage.size_bytes, fetched_by)
                 moved.count_back(storage.size_bytes)
+                for wrapper in storage.wrappers:
+                    wrapper.count_back(storage.size_bytes)
 
     def _await(self, layer: SwappedLayer) -> None:
         """Let the compute stream wait for the copies of a layer, and drop host copies that are back."""
@@ -235,15 +255,15 @@ class SwapManager:
 
 
 @contextlib.contextmanager
-def saves_observed(manager: SwapManager, policy: Policy | None) -> Iterator[None]:
-    """Swap what autograd saves within the context, but for weights and what the policy keeps."""
+def saves_observed(manager: SwapManager, policy: Policy | None, wrapper: AppliedWrapper) -> Iterator[None]:
+    """Swap what autograd saves within the context of a wrapper, but for weights and what the policy keeps."""
 
     def pack(tensor: Any) -> Any:
         is_weight = not isinstance(tensor, ms.Tensor) or tensor.param_info is not None
         if is_weight or manager.current is None:
             return tensor
         if policy is None or policy(tensor) is not CheckpointPolicy.MUST_SAVE:
-            manager.current.add(tensor)
+            manager.current.add(tensor, wrapper)
         return tensor
 
     with ms.saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -1,4 +1,8 @@
-"""Wrappers for recompute and swap. They replace `construct` of a cell, so names of cells and parameters stay."""
+"""Wrappers for recompute and swap. They replace `construct` of a cell, so names of cells and parameters stay.
+
+The wrappers of HyperParallel are cells of their own: MindFormers finds nothing below one, so settings of cells in a
+wrapped cell have no effect. Here a wrapped cell hides what is in it until `show_wrapped_cells`.
+"""
 
 import functools
 from collections.abc import Callable
@@ -7,6 +11,7 @@ from typing import Any, TypeVar
 import mindspore as ms
 from mindspore import nn
 
+from mindswap.adapters.pynative.hyper_parallel_stand_in.applied import RECOMPUTE, SWAP, AppliedWrapper, applied
 from mindswap.adapters.pynative.hyper_parallel_stand_in.swap import Policy, SwapManager, saves_observed
 from mindswap.errors import LaunchError
 
@@ -27,11 +32,29 @@ def checkpoint_wrapper(
         early_stop: end the recomputation after the last saved tensor.
         output_recompute: also recompute the output, where it is read next.
     """
+    wrapper = applied.add(RECOMPUTE)
 
     def recomputed(run: Callable[..., Any]) -> Callable[..., Any]:
+        is_forward = False
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if is_forward:
+                wrapper.num_runs += 1
+            else:
+                wrapper.num_recomputed += 1
+            return run(*args, **kwargs)
+
         def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_forward
+            is_forward = True
+            try:
+                return recompute(*args, **kwargs)
+            finally:
+                is_forward = False
+
+        def recompute(*args: Any, **kwargs: Any) -> Any:
             return ms.recompute(
-                run,
+                counted,
                 *args,
                 use_reentrant=False,
                 output_recompute=output_recompute,
@@ -42,7 +65,7 @@ def checkpoint_wrapper(
 
         return call
 
-    return _wrap(target, recomputed)
+    return _wrap(target, recomputed, wrapper)
 
 
 def checkpoint_exclude_wrapper(target: Target) -> Target:
@@ -66,20 +89,45 @@ def swap_wrapper(target: Target, policy_fn: Policy | None = None) -> Target:
         target: the cell, which is changed, or the function.
         policy_fn: called with each saved tensor; `CheckpointPolicy.MUST_SAVE` keeps it on the device.
     """
+    wrapper = applied.add(SWAP)
 
     def swapped(run: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with saves_observed(SwapManager(), policy_fn):
+            wrapper.num_runs += 1
+            with saves_observed(SwapManager(), policy_fn, wrapper):
                 return run(*args, **kwargs)
 
         return call
 
-    return _wrap(target, swapped)
+    return _wrap(target, swapped, wrapper)
 
 
-def _wrap(target: Any, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+def _wrap(target: Any, decorate: Callable[[Callable[..., Any]], Callable[..., Any]], wrapper: AppliedWrapper) -> Any:
     if not isinstance(target, nn.Cell):
-        return decorate(target)
+        wrapper.target = decorate(target)
+        return wrapper.target
+    wrapper.target = target
+    _hide(target)
     run = target.construct
     vars(target)["construct"] = functools.wraps(run)(decorate(run))  # `Cell.__setattr__` takes cells and parameters
     return target
+
+
+_hidden: list[tuple[nn.Cell, Any, type]] = []  # cell, its cells, its class
+
+
+def _hide(cell: nn.Cell) -> None:
+    """Hide the cells and attributes of a wrapped cell; the cell itself can be wrapped once more."""
+    if any(hidden is cell for hidden, _, _ in _hidden):
+        return
+    _hidden.append((cell, cell._cells, type(cell)))
+    vars(cell)["_cells"] = type(cell._cells)()
+    cell.__class__ = type(type(cell).__name__, (type(cell),), {"__dir__": lambda self: []})
+
+
+def show_wrapped_cells() -> None:
+    """Show what is in wrapped cells again, when all wrappers are made."""
+    while _hidden:
+        cell, cells, cell_type = _hidden.pop()
+        vars(cell)["_cells"] = cells
+        cell.__class__ = cell_type

@@ -1,0 +1,119 @@
+"""Memory of a step of MindFormers' trainer in a dry run, and what was swapped and recomputed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StepCopies:
+    """StepCopies between device and host memory in a step."""
+
+    out_bytes: int
+    back_bytes: int
+    num_out: int
+    num_back: int
+    peak_host_bytes: int  # pinned host memory
+
+
+@dataclass(frozen=True)
+class WrapperEffect:
+    """What a wrapper for swap or recompute did in a step.
+
+    Attributes:
+        action: `swap` or `recompute`.
+        layer: index of the layer.
+        path: dotted path of the cell or function in the layer; "" for the layer itself.
+        out_bytes: size of the storages copied to the host that were saved within it.
+        back_bytes: size of those copied back.
+        num_out: copies to the host.
+        num_back: copies to the device.
+        num_runs: runs in forward.
+        num_recomputed: runs in backward.
+    """
+
+    action: str
+    layer: int
+    path: str
+    out_bytes: int = 0
+    back_bytes: int = 0
+    num_out: int = 0
+    num_back: int = 0
+    num_runs: int = 0
+    num_recomputed: int = 0
+
+
+@dataclass(frozen=True)
+class LayerCopies:
+    """Copies of a layer in a step, each storage once; freed and fetched when other layers end and begin."""
+
+    layer: int
+    out_bytes: int
+    back_bytes: int
+    num_out: int
+    num_back: int
+    released_by: int | None  # layer at the end of whose forward the device memory is freed; None if at no layer's
+    fetched_by: int | None  # layer at the begin of whose backward the copies back start
+
+
+@dataclass(frozen=True)
+class TrainerStep:
+    """Device memory of a step of MindFormers' trainer in bytes, without fragments and workspaces.
+
+    Attributes:
+        num_layers: layers, without those for multi-token prediction.
+        phase_peaks: peak of `forward`, `backward` and `optimizer`.
+        before_bytes: allocated before the step.
+        kept_bytes: allocated by the forward pass and kept for backward.
+        gradient_bytes: gradients at the end of the last backward pass.
+        weight_bytes: parameters of the network.
+        state_bytes: float32 weights and states of the optimizer.
+        trained_bytes: parameters of the network that are trained.
+        reserved_bytes: memory that the pool took at most, with fragments, in its blocks of 1 GiB.
+        added_by_layer: what the forward pass of each layer allocates beyond what it frees; in order, with the layers
+            for multi-token prediction; empty if extrapolated.
+        added_by_cell: the same for each cell of each layer, by name; empty if extrapolated.
+        wrappers: what was done for each wrapped cell; empty if extrapolated, or mindswap's own executor swaps.
+        layer_copies: copies of each swapped layer; empty if extrapolated.
+        copies: swapped memory; None if HyperParallel itself did it.
+        uses_stand_in: whether the stand-in for HyperParallel was used.
+        set_lines: lines of MindFormers on recomputed and swapped layers.
+        own_swap: report of mindswap's own swap, see `mindswap.pynative.ledger.SwapReport`; None without.
+        own_targets: layers in which mindswap's own swap moves something, by key path of the entry of the file.
+        wall_s: time of the process in seconds.
+    """
+
+    num_layers: int
+    phase_peaks: Mapping[str, int]
+    before_bytes: int
+    kept_bytes: int
+    gradient_bytes: int
+    weight_bytes: int
+    state_bytes: int
+    trained_bytes: int
+    reserved_bytes: int
+    added_by_layer: tuple[int, ...]
+    copies: StepCopies | None
+    uses_stand_in: bool
+    added_by_cell: tuple[Mapping[str, int], ...] = ()
+    wrappers: tuple[WrapperEffect, ...] = ()
+    layer_copies: tuple[LayerCopies, ...] = ()
+    set_lines: tuple[str, ...] = ()
+    own_swap: Mapping[str, Any] | None = None
+    own_targets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    wall_s: float = 0.0
+
+    @property
+    def pass_peak_bytes(self) -> int:
+        """Peak of forward and backward."""
+        return max(self.phase_peaks["forward"], self.phase_peaks["backward"])
+
+    @property
+    def used_peak_bytes(self) -> int:
+        """Peak of the step."""
+        return max(self.phase_peaks.values())
+
+    @property
+    def peak_phase(self) -> str:
+        """Phase with the peak of the step."""
+        return max(self.phase_peaks, key=lambda phase: self.phase_peaks[phase])
