@@ -7,7 +7,7 @@ The compiler merges equal operators only if a policy applies the same settings t
 """
 
 import functools
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from mindswap.config.step_settings import StepSettings
@@ -94,14 +94,31 @@ class CompiledLayers:
         """
         key = layer_key(policy, layer_index)
         if key not in self._recent:
-            decisions = self.decisions(policy, layer_index)
-            settings = settings_of_policy(self._named, self._paths, decisions).without_named(self._computed_once)
-            self._refuse_caches(settings.recomputed)
-            graph = merge_equal(self._named, settings.of) if self.source.has_all_tags else self._named
             while len(self._recent) >= NUM_RECENT:
                 del self._recent[next(iter(self._recent))]
-            self._recent[key] = self._rewrite(graph, settings)
+            self._recent[key] = self._with_decisions(self.decisions(policy, layer_index))
         return self._recent[key]
+
+    def rewritten_layers(self, policy: Policy, layer_indices: Sequence[int]) -> Graph:
+        """Return the step in which each compiled layer has the settings of a layer of the model.
+
+        Args:
+            policy: the policy.
+            layer_indices: layer of the model of each compiled layer.
+
+        Raises:
+            SimulationError: as `rewritten`.
+        """
+        policy = self.with_fixed(policy)
+        layers = zip(layer_indices, self.source.trees, strict=True)
+        return self._with_decisions([resolve_layer(policy, index, tree) for index, tree in layers])
+
+    def _with_decisions(self, decisions: Sequence[LayerDecisions]) -> Graph:
+        """Return the step with these decisions for its compiled layers."""
+        settings = settings_of_policy(self._named, self._paths, decisions).without_named(self._computed_once)
+        self._refuse_caches(settings.recomputed)
+        graph = merge_equal(self._named, settings.of) if self.source.has_all_tags else self._named
+        return self._rewrite(graph, settings)
 
     @functools.cached_property
     def with_prediction_recomputed(self) -> Graph:

@@ -51,6 +51,7 @@ class BlockOp:
     is_weight: bool = False
     # durations of the sequence pieces in ns, if they differ; then `duration_ns` is their mean
     piece_ns: tuple[int, ...] = ()
+    layer_offset: int = 0  # position of its layer in a block of several layers
 
 
 class Consumers(NamedTuple):
@@ -86,6 +87,7 @@ class BlockTensor:
     is_live_from_start: bool = False  # live from the start of the pass
     is_live_from_later_starts: bool = False  # live from the start of the pass in every micro-batch but the first
     part: MemoryPart = MemoryPart.TEMPORARIES  # by its role, as `TensorRole.part`
+    layer_offset: int = 0  # as `BlockOp.layer_offset`, of its producer
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class OpColumns(Table):
     wait_per_step: np.ndarray  # int64, as `BlockOp.wait_per_step`
     is_weight: np.ndarray  # bool
     label: np.ndarray  # int32, index into `BlockArrays.labels`
+    layer_offset: np.ndarray  # int32, as `BlockOp.layer_offset`
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +132,7 @@ class TensorColumns(Table):
     is_optimizer_input: np.ndarray  # bool
     is_live_from_start: np.ndarray  # bool
     is_live_from_later_starts: np.ndarray  # bool
+    layer_offset: np.ndarray  # int32
 
     @property
     def first_backward(self) -> np.ndarray:
@@ -278,6 +282,7 @@ def op_columns(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> OpCo
         wait_per_step=np.array([op.wait_per_step for op in ops], np.int64),
         is_weight=np.array([op.is_weight for op in ops], bool),
         label=np.array([label_of(op.label) for op in ops], np.int32),
+        layer_offset=np.array([op.layer_offset for op in ops], np.int32),
     )
 
 
@@ -297,6 +302,7 @@ def tensor_columns(tensors: Sequence[BlockTensor], label_of: Callable[[Label], i
         is_optimizer_input=np.array([tensor.is_optimizer_input for tensor in tensors], bool),
         is_live_from_start=np.array([tensor.is_live_from_start for tensor in tensors], bool),
         is_live_from_later_starts=np.array([tensor.is_live_from_later_starts for tensor in tensors], bool),
+        layer_offset=np.array([tensor.layer_offset for tensor in tensors], np.int32),
     )
 
 

@@ -39,6 +39,7 @@ class BlockBuilder:
         rule: memory of weight gradients; the default keeps them as produced.
         alignment_bytes: allocation granularity of the memory pool.
         is_swapping: whether another layer of the step, which has one micro-batch, swaps.
+        layer_offsets: position of the layer of an operator in a segment of several layers, by name.
 
     Raises:
         SimulationError: if the graph was compiled without lazy_inline, or layers that are not neighbours share tensors.
@@ -56,6 +57,7 @@ class BlockBuilder:
         rule: GradientRule = GradientRule(),  # noqa: B008 frozen
         alignment_bytes: int = 1,
         is_swapping: bool = False,
+        layer_offsets: Mapping[str, int] = MappingProxyType({}),
     ):
         if not graph.has_lazy_inline:
             raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
@@ -73,6 +75,7 @@ class BlockBuilder:
             is_merging_casts=not (is_swapping or rule.is_summed),
             copied=copied,
             static=static,
+            layer_offsets=layer_offsets,
         )
         step.read()
         self.rule = rule
@@ -100,7 +103,7 @@ class BlockBuilder:
             if tensor.segment == segment:
                 tensors += self._gradient(tensor) if tensor.is_gradient else ()
                 if tensor.op_list.is_forward or tensor.is_read:
-                    tensors.append(_block_tensor(tensor, size_bytes, uses, role))
+                    tensors.append(self._block_tensor(tensor, size_bytes, uses, role))
             elif uses != Consumers():
                 if role is None:  # `_name_roles` covers all tensors that another segment reads
                     raise AssertionError("a tensor that another segment reads has no role")
@@ -174,23 +177,28 @@ class BlockBuilder:
                     is_gradient=True,
                     part=MemoryPart.GRADIENTS,
                     is_optimizer_input=is_optimizer_input,
+                    layer_offset=self._layer_offset(tensor),
                 )
 
+    def _layer_offset(self, tensor: StepTensor) -> int:
+        return self.step.offsets[tensor.op_list][tensor.producer_op_index]
 
-def _block_tensor(tensor: StepTensor, size_bytes: int, uses: Consumers, role: Role | None) -> BlockTensor:
-    return BlockTensor(
-        label=tensor.label,
-        size_bytes=size_bytes,
-        is_forward=tensor.op_list.is_forward,
-        is_recomputed=tensor.is_recomputed,
-        producer_op_index=tensor.producer_op_index,
-        uses=uses,
-        role=role,
-        prefetch=max(tensor.prefetch, default=0),
-        num_copies=ONE_WAY if tensor.is_one_way else len(tensor.prefetch),
-        is_resident=bool(tensor.prefetch) and tensor.has_resident_holder,  # then its memory is not freed by the copies
-        is_per_step=tensor.op_list.is_per_step,
-        is_live_from_start=tensor.is_live_from_start,
-        is_live_from_later_starts=tensor.is_live_from_later_starts,
-        part=MemoryPart.GRADIENTS if tensor.is_gradient else tensor.role.part,
-    )
+    def _block_tensor(self, tensor: StepTensor, size_bytes: int, uses: Consumers, role: Role | None) -> BlockTensor:
+        return BlockTensor(
+            label=tensor.label,
+            size_bytes=size_bytes,
+            is_forward=tensor.op_list.is_forward,
+            is_recomputed=tensor.is_recomputed,
+            producer_op_index=tensor.producer_op_index,
+            uses=uses,
+            role=role,
+            prefetch=max(tensor.prefetch, default=0),
+            num_copies=ONE_WAY if tensor.is_one_way else len(tensor.prefetch),
+            is_resident=bool(tensor.prefetch)
+            and tensor.has_resident_holder,  # then its memory is not freed by the copies
+            is_per_step=tensor.op_list.is_per_step,
+            is_live_from_start=tensor.is_live_from_start,
+            is_live_from_later_starts=tensor.is_live_from_later_starts,
+            part=MemoryPart.GRADIENTS if tensor.is_gradient else tensor.role.part,
+            layer_offset=self._layer_offset(tensor),
+        )

@@ -22,7 +22,11 @@ from mindswap.simulator.tensor_lifetimes import StageTensors
 
 
 def build_program(
-    blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout | None = None, only_stage: int | None = None
+    blocks: Sequence[Block],
+    costs: TransferCosts,
+    layout: StageLayout | None = None,
+    only_stage: int | None = None,
+    first_layers: Sequence[int] = (),
 ) -> Program:
     """Build the program of one step.
 
@@ -32,9 +36,11 @@ def build_program(
         costs: durations of transfers.
         layout: stages and schedule; the default is one stage with one micro-batch.
         only_stage: build this stage only, with boundary tensors from other stages available at once.
+        first_layers: first layer of each segment of layers; the default is one layer in each.
     """
     layout = layout or StageLayout(((tuple(range(len(blocks))),),))
-    return _Builder(blocks, costs, layout).build(range(layout.num_stages) if only_stage is None else (only_stage,))
+    stages = range(layout.num_stages) if only_stage is None else (only_stage,)
+    return _Builder(blocks, costs, layout, first_layers).build(stages)
 
 
 class _SendKey(NamedTuple):
@@ -128,10 +134,12 @@ class _Builder:
     The passes of a chunk are assembled once and repeated for each micro-step.
     """
 
-    def __init__(self, blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout):
+    def __init__(
+        self, blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout, first_layers: Sequence[int] = ()
+    ):
         self.costs = costs
         self.layout = layout
-        self.model = ModelSegments(blocks, self._send_ns)
+        self.model = ModelSegments(blocks, self._send_ns, first_layers)
         self.stage_of = dict(_stage_of_segment(layout))
         self.position = 0  # of the next operator
         self.last_compute = 0  # last compute operator of the current stage

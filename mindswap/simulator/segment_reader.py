@@ -115,7 +115,10 @@ class StepReader:
     is_merging_casts: bool = True  # recomputed casts of weights run once: see `of_weights`
     copied: Set[str] = frozenset()  # copies of weights that occupy memory
     static: Set[str] = frozenset()  # operators on constants, computed once in a step: `graph.constants`
+    # position of the layer of an operator in a segment of several layers, by name; 0 for those that are not in it
+    layer_offsets: Mapping[str, int] = field(default_factory=dict)
     ops: dict[OpList, list[BlockOp | UntimedOp]] = field(default_factory=dict)  # in execution order
+    offsets: dict[OpList, list[int]] = field(default_factory=dict)  # of these operators, by `layer_offsets`
     tensors: list[StepTensor] = field(default_factory=list)  # in order of production
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
     unwritten: set[str] = field(default_factory=set)  # values internal to a fused kernel
@@ -153,7 +156,11 @@ class StepReader:
 
     def ops_of(self, op_list: OpList) -> tuple[BlockOp, ...]:
         """Return the operators of a list in execution order, with durations."""
-        return tuple(self._timed(op, op_list) if isinstance(op, UntimedOp) else op for op in self.ops.get(op_list, ()))
+        ops = [self._timed(op, op_list) if isinstance(op, UntimedOp) else op for op in self.ops.get(op_list, ())]
+        offsets = self.offsets.get(op_list, [])
+        return tuple(
+            replace(op, layer_offset=offset) if offset else op for op, offset in zip(ops, offsets, strict=True)
+        )
 
     def _timed(self, op: UntimedOp, op_list: OpList) -> BlockOp:
         node, work = op.node, self._work(op.node, op_list)
@@ -256,6 +263,9 @@ class StepReader:
         if ops[-1].kind is OpKind.COLLECTIVE:
             for tensor in outputs:
                 tensor.collective = len(ops) - 1
+        offsets = self.offsets.setdefault(op_list, [])
+        offset = self.layer_offsets.get(node.name, self.layer_offsets.get(node.origin, 0))
+        offsets += [offset] * (len(ops) - len(offsets))
 
     def _run_ring(
         self, attention: UntimedOp, op_list: OpList, begin: int, exchange: Collective, read: Sequence[StepTensor]

@@ -126,11 +126,15 @@ class ModelSegments:
     Args:
         blocks: block of each segment: before the layers, every layer, after the layers.
         send_ns: (source segment, target segment, bytes) -> duration of sending a boundary tensor in ns.
+        first_layers: first layer of each segment of layers; the default is one layer in each.
     """
 
-    def __init__(self, blocks: Sequence[Block], send_ns: Callable[[int, int, int], int]):
+    def __init__(
+        self, blocks: Sequence[Block], send_ns: Callable[[int, int, int], int], first_layers: Sequence[int] = ()
+    ):
         self.blocks = blocks
         self.send_ns = send_ns
+        self.first_layers = first_layers or range(len(blocks) - 2)
         self.labels: dict[Label, int] = {}
         number_of = self.labels.setdefault  # called for thousands of labels
         numbers: list[int] = []
@@ -158,8 +162,8 @@ class ModelSegments:
         return self._numbers[np.concatenate(numbers) + first]
 
     def layer_of(self, segment: int) -> int:
-        """Return the layer of a segment; `NO_OP` outside the layers."""
-        return segment - 1 if 0 < segment < len(self.blocks) - 1 else NO_OP
+        """Return the first layer of a segment; `NO_OP` outside the layers."""
+        return self.first_layers[segment - 1] if 0 < segment < len(self.blocks) - 1 else NO_OP
 
     def make_pass(
         self, segments: tuple[int, ...], is_forward: bool, per_step_operators: dict[int, int] | None
@@ -236,7 +240,8 @@ class ModelSegments:
             piece_ns=np.concatenate(piece_ns),
             wait_op=shift(np.concatenate([table.wait_op for table in tables]), np.repeat(begins, sizes)),
             label=self.labels_of(segments, [table.label for table in tables]),
-            layer=np.repeat([self.layer_of(segment) for segment in segments], sizes),
+            layer=np.repeat([self.layer_of(segment) for segment in segments], sizes)
+            + np.concatenate([table.layer_offset for table in tables]),
             is_weight=np.concatenate([table.is_weight for table in tables]),
         )
 

@@ -263,7 +263,8 @@ def _starts(group: MicroBatchGroup, segments: Sequence[int], sizes: Sequence[int
 
 def _layers(model: ModelSegments, segments: Sequence[int], tables: Sequence[TensorColumns]) -> np.ndarray:
     """Return the layer of each tensor of some segments."""
-    return np.repeat([model.layer_of(segment) for segment in segments], [len(table) for table in tables])
+    first = np.repeat([model.layer_of(segment) for segment in segments], [len(table) for table in tables])
+    return first + np.concatenate([table.layer_offset for table in tables])
 
 
 def _part_of_shared(tensor: BlockTensor | Read, role: Role) -> MemoryPart:

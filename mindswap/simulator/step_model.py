@@ -24,6 +24,7 @@ from mindswap.simulator.cost.static_memory import StaticMemory, communication_by
 from mindswap.simulator.cost.transfer import collective_ns, copy_ns, send_ns
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import Block
+from mindswap.simulator.layer_groups import group_layers
 from mindswap.simulator.layout import StageLayout, build_stage_layout
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.memory_pool import UNIT_BYTES
@@ -260,7 +261,23 @@ class StepModel:
         Raises:
             SimulationError: if it recomputes several layers at once, which blocks cannot express.
         """
+        acting = self.layers.with_fixed(with_recompute_only(policy))
+        if acting.output_recompute:
+            return self._program_of_groups(acting)
         return build_program(self.blocks(policy), self.transfers, self.layout)
+
+    def _program_of_groups(self, policy: Policy) -> Program:
+        """Build the program under a policy that recomputes outputs of layers: a block is a group of layers."""
+        groups = group_layers(self.layers.source, policy)
+        layout = groups.layout(self.layout)
+        layers = CompiledLayers(groups.captured, self.settings)
+        graph = layers.in_backend_order(layers.rewritten_layers(policy, groups.layers))
+        read = partial(groups.read_blocks, graph, self._block_builder_of(layers))
+        is_swapping = has_swaps(policy) and self._parts.has_single_micro_step
+        blocks = read(is_swapping)
+        if is_swapping and not any(tensor.num_copies for block in blocks for tensor in block.tensors):
+            blocks = read(False)
+        return build_program(blocks, self.transfers, layout, first_layers=groups.starts[:-1])
 
     def blocks(self, policy: Policy) -> list[Block]:
         """Return one block per segment: before the layers, every layer under the policy, after the layers.
@@ -269,9 +286,7 @@ class StepModel:
             SimulationError: if it recomputes several layers at once, or tensors cross more than one layer.
         """
         if policy.output_recompute:
-            raise SimulationError(
-                "mindswap.output_recompute is not simulated: backward has several layers at once then"
-            )
+            raise SimulationError("mindswap.output_recompute: layers that are recomputed together are no blocks")
         acting = with_recompute_only(policy)
 
         def layers_of(is_swapping: bool) -> list[Block]:
@@ -337,18 +352,21 @@ class StepModel:
         return self._read_blocks(self.layers.rewritten(policy, layer_index), is_swapping)
 
     def _read_blocks(self, graph: Graph, is_swapping: bool) -> Callable[[int], Block]:
-        return BlockBuilder(
-            graph=self.layers.in_backend_order(graph),
+        graph = self.layers.in_backend_order(graph)
+        return self._block_builder_of(self.layers)(graph=graph, label=self.names, is_swapping=is_swapping).block
+
+    def _block_builder_of(self, layers: CompiledLayers) -> Callable[..., BlockBuilder]:
+        """Return `BlockBuilder` for graphs of these layers, without what depends on the graph."""
+        return partial(
+            BlockBuilder,
             operator_ns=self.costs.operator_ns,
-            label=self.names,
-            collectives=self._parts.collectives,
+            collectives={**layers.source.collectives, **layers.gathers},
             collective_ns=self.collective_ns,
             is_fused=self.settings.is_fused,
-            per_step_operators=self.layers.per_step_operators,
+            per_step_operators=layers.per_step_operators,
             rule=self.weights.rule,
             alignment_bytes=self.costs.device.pool_alignment_bytes,
-            is_swapping=is_swapping,
-        ).block
+        )
 
     # -- results ----------------------------------------------------------------------------------
 

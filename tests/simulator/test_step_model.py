@@ -83,10 +83,6 @@ def test_kept_bytes():
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        (
-            Policy(True, layer_recompute=ALL_LAYERS, output_recompute=Layers((2, 3))),
-            "output_recompute is not simulated",
-        ),
         (Policy(True, select_recompute=(OpRecompute(".*", ALL_LAYERS),)), "only neighbouring layers"),
         # The last operator of a layer of `steps.py` is `add`.
         (Policy(True, select_recompute=(OpRecompute(".*", Layers((3,))),)), r"layer 3: .*\n    fix: recompute without"),
