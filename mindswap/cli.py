@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from mindswap.command_line.parser import Parser, UsageError
 from mindswap.config.source import use_folder
 from mindswap.errors import MindswapError, PolicyError, StoppedBySignal, system_errors_as
+from mindswap.language import set_language
 from mindswap.system.environment import home_is_set
 from mindswap.system.scratch import forget_kept_folders, remove_kept_folders
 from mindswap.system.signals import LIFELINE, signals_raise
-from mindswap.system.streams import MessageFormatter, OutputError, drop_output, prepare_streams, print_text
+from mindswap.system.streams import MessageFormatter, OutputError, drop_output, prepare_streams, print_data, print_text
 from mindswap.version import __version__
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(handlers=[messages], level=logging.WARNING)
     argv = _normalize_words(sys.argv[1:] if argv is None else argv)
     command = argv[0] if argv[0] in COMMANDS else None
+    set_language(os.environ, command)
     if sys.warnoptions and command != "run":  # with PYTHONWARNINGS=error the imports of MindFormers fail
         warnings.simplefilter("ignore")
     try:
@@ -209,7 +211,7 @@ def _refuse(error: Exception, command: str, wants_json: bool) -> int:
         from mindswap.report.problems import answer_text, problems_to_data
 
         try:
-            print_text(answer_text(command, problems_to_data(problems), False, str(error)))
+            print_data(answer_text(command, problems_to_data(problems), False, str(error)))
         except (OSError, OutputError):  # the standard error has it
             drop_output()
     return code

@@ -22,6 +22,7 @@ os.environ.pop("HCCL_BUFFSIZE", None)
 
 # Tests compare what a command says; that something takes its time hangs on the machine.
 os.environ["MINDSWAP_PROGRESS"] = "0"
+os.environ["MINDSWAP_LANG"] = "en"  # whatever the locale of a developer is
 
 # How many examples tests look at is in `tests/strength.py`; how long one takes hangs on the machine.
 settings.register_profile("day", deadline=None)

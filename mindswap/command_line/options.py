@@ -9,7 +9,7 @@ from mindswap.errors import DataError, PlanError
 from mindswap.report.problems import answer_text
 from mindswap.simulator.cost.device_file import list_devices
 from mindswap.simulator.cost.hardware import OPTIONS
-from mindswap.system.streams import print_text
+from mindswap.system.streams import print_data, print_text
 
 FIGURE_PREFIX = "figure_"
 MAX_LAYERS = 10_000  # limit, because each layer takes time
@@ -91,7 +91,10 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def answer(args: argparse.Namespace, data: Mapping[str, Any], text: object, is_ok: bool = True) -> int:
     """Print the result of a command: `text`, or `data` with `--json`. Returns the exit code."""
-    print_text(answer_text(args.command, data, is_ok) if args.json else text)
+    if args.json:
+        print_data(answer_text(args.command, data, is_ok))
+    else:
+        print_text(text)
     return 0 if is_ok else 1
 
 

@@ -9,6 +9,7 @@ from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
+from mindswap.language import translate
 from mindswap.system.heartbeat import heartbeat
 from mindswap.system.streams import printable, write_message
 from mindswap.units import format_count
@@ -23,7 +24,8 @@ class PhaseLines:
 
     def __call__(self, text: str) -> None:
         """Print a line."""
-        print(printable(f"[{time.monotonic() - self.begin_s:4.0f} s] {text}"), file=self.stream, flush=True)
+        shown = translate(printable(text))
+        print(f"[{time.monotonic() - self.begin_s:4.0f} s] {shown}", file=self.stream, flush=True)
 
 
 # A search that takes longer shows its progress.
@@ -66,7 +68,8 @@ class SearchBar:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.num_interrupts += 1
         if self.num_interrupts == 1:
-            write_message(sys.stderr.fileno(), INTERRUPTED)  # not print: the signal may arrive inside print
+            # not print: the signal may arrive inside print
+            write_message(sys.stderr.fileno(), translate(INTERRUPTED))
         elif callable(self.handler):
             self.handler(number, frame)
 

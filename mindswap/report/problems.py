@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mindswap.config.problem import Level, Problem, sort_problems
+from mindswap.language import translate, translate_cell
 from mindswap.system.streams import printable
 from mindswap.units import format_count
 
@@ -63,10 +64,10 @@ def escape(text: str) -> str:
 
 
 def _format(problem: Problem, colour: bool) -> str:
-    place, level = escape(str(problem.location)), problem.level.value
+    place, level = escape(str(problem.location)), translate_cell(problem.level.value)
     if colour:
         place, level = f"{_BOLD}{place}{_RESET}", f"{_COLOURS[problem.level]}{level}{_RESET}"
-    lines = [f"{place}: {level}: {escape(problem.message)} [{problem.rule}]"]
+    lines = [f"{place}: {level}: {translate(escape(problem.message))} [{problem.rule}]"]
     if problem.allowed:
         lines.append(f"    allowed: {escape(problem.allowed)}")
     if problem.fix:

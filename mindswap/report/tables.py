@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from mindswap.language import display_width, translate_cell
+
 T = TypeVar("T")
 NOTHING = "-"
 
@@ -14,14 +16,20 @@ def shown(value: T | None, form: Callable[[T], str]) -> str:
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], is_words: bool = False) -> str:
     """Format a table; the first column is left-aligned, the others are right-aligned unless `is_words`."""
-    pads = [str.ljust, *[str.ljust if is_words else str.rjust] * (len(header) - 1)]
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    table = [[translate_cell(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(display_width(row[i]) for row in table) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
-        text = "  ".join(pad(cell, width) for pad, cell, width in zip(pads, cells, widths, strict=True))
+        blanks = [" " * (width - display_width(cell)) for cell, width in zip(cells, widths, strict=True)]
+        padded = [
+            cell + blank if is_words or not i else blank + cell
+            for i, (cell, blank) in enumerate(zip(cells, blanks, strict=True))
+        ]
+        text = "  ".join(padded)
         return text.rstrip() if is_words else text
 
-    return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
+    first, *others = map(line, table)
+    return "\n".join([first, "  ".join("-" * width for width in widths), *others])
 
 
 def group_equal(items: Iterable[T], key: Callable[[T], object], indices: Iterable[int]) -> list[tuple[list[int], T]]:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from mindswap.language import translate
+
 # Seconds until the first line. The time doubles for each line, but no pause is longer than `PERIOD_S`.
 FIRST_S, PERIOD_S = 5.0, 30.0
 # Variable that switches the lines off if it is 0, for users who compare the content of stderr.
@@ -29,7 +31,7 @@ def heartbeat(describe: Callable[[], str], write: Callable[[str], object]) -> It
         begin_s, next_s = time.monotonic(), FIRST_S
         while not is_over.wait(begin_s + next_s - time.monotonic()):
             if text := describe():
-                write(f"mindswap: {text}, {time.monotonic() - begin_s:.0f} s so far\n")
+                write(translate(f"mindswap: {text}, {time.monotonic() - begin_s:.0f} s so far\n"))
             next_s += min(next_s, PERIOD_S)
 
     thread = threading.Thread(target=repeat, daemon=True)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from mindswap.errors import MindswapError
+from mindswap.language import translate
 
 
 class OutputError(MindswapError):
@@ -99,8 +100,17 @@ def _escaped(character: str) -> str:
 
 
 def print_text(text: object, end: str = "\n", is_message: bool = False) -> None:
-    """Print a text on the standard output at once, or a message on the standard error, with `printable` characters."""
-    print(printable(str(text)), end=end, flush=True, file=sys.stderr if is_message else sys.stdout)
+    """Print a text on the standard output at once, or a message on the standard error.
+
+    The text is in the chosen language, and has `printable` characters.
+    """
+    shown = translate(printable(str(text)))
+    print(shown, end=end, flush=True, file=sys.stderr if is_message else sys.stdout)
+
+
+def print_data(text: str) -> None:
+    """Print JSON on the standard output at once, with `printable` characters; it is not translated."""
+    print(printable(text), flush=True)  # noqa: T201 as in print_text
 
 
 class MessageFormatter(logging.Formatter):

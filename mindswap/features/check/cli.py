@@ -11,6 +11,7 @@ from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document, with_form
 from mindswap.errors import LaunchError
 from mindswap.features.check import NameSource, check_config, refuse_unknown_rules
+from mindswap.language import translate
 from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 from mindswap.system.streams import print_text, printable
 
@@ -88,5 +89,5 @@ def _check_file(args: argparse.Namespace, path: str) -> int:
     parts.append(f"{format_counts(checked.problems, checked.ignored)}; read as {checked.form.value}")
     if checked.layers:
         parts += ["", printable(checked.layers)]
-    print("\n".join(parts))  # noqa: T201 with colours: each part has been made printable
+    print(translate("\n".join(parts)))  # noqa: T201 with colours: each part has been made printable
     return int(has_errors)

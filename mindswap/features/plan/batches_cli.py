@@ -35,7 +35,7 @@ from mindswap.report.problems import answer_text
 from mindswap.simulator.cost.device_costs import find_costs
 from mindswap.steps.recorded import is_trace_path
 from mindswap.system.scratch import scratch_folder
-from mindswap.system.streams import print_text
+from mindswap.system.streams import print_data, print_text
 
 
 def numbers_or_auto(text: str) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
             data, _, is_ok = finish_plan(args, first, attempts, target, line)
     if args.json:
         batches: dict[str, object] = {"batches": [batch_to_json(batch_plan, file_setup) for batch_plan in plans]}
-        print_text(answer_text("plan", batches | data, is_ok))
+        print_data(answer_text("plan", batches | data, is_ok))
     return 0 if is_ok else 1
 
 

@@ -50,7 +50,7 @@ from mindswap.planner.problem import Allow, Objective
 from mindswap.planner.solver.search import Progress
 from mindswap.report.problems import answer_text
 from mindswap.steps.recorded import is_trace_path
-from mindswap.system.streams import print_text
+from mindswap.system.streams import print_data, print_text
 
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
@@ -218,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
         data = plan_to_json(plan, step.device.name, step_plan.sections) | data
         data |= {"optimizer_states": step_plan.states.to_json()} if step_plan.states is not None else {}
         data |= {"explanation": explanation} if args.explain else {}
-        print_text(answer_text("plan", data, is_ok))
+        print_data(answer_text("plan", data, is_ok))
     elif explanation:
         print_text("\n".join(["", *explanation]))
     if plan.fits and args.html:
@@ -292,5 +292,5 @@ def _sweep(
             bound=swept.bound(),
         )
     if args.json:
-        print_text(answer_text("plan", {"plans": sweep_to_json(plans)}, plans[0].fits))
+        print_data(answer_text("plan", {"plans": sweep_to_json(plans)}, plans[0].fits))
     return 0 if plans[0].fits else 1

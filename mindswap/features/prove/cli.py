@@ -16,7 +16,7 @@ from mindswap.rules.machine.software import require_mindformers
 from mindswap.runtime.short_run import RunOptions
 from mindswap.runtime.training_command import load_trainable
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.system.streams import print_text
+from mindswap.system.streams import print_data, print_text
 from mindswap.units import parse_bytes
 
 VARIANTS = ("off", "yaml", "plan")
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if proof is None:
         return code
     if args.json:
-        print_text(answer_text("prove", proof_to_json(proof), proof.is_ok))
+        print_data(answer_text("prove", proof_to_json(proof), proof.is_ok))
     else:
         print_text("\n" + format_proof(proof))
         print_text(f"\nreport:       {request.folder / 'report.html'}, {request.folder / 'report.json'}")

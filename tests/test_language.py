@@ -1,0 +1,196 @@
+"""Chinese messages: every text has a translation with its placeholders and the terms of the glossary."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from mindswap import language
+from mindswap.cli import main
+from mindswap.config.parse import parse_document
+from mindswap.language import CATALOGUE, Catalogue, display_width, read_entries
+from mindswap.report.tables import format_table
+from mindswap.rules.checker import check_document, check_pynative
+from mindswap.rules.mindformers1 import find_rules
+from mindswap.rules.mindformers2 import find_rules_2x
+from tests.rules.refusal_cases import MODULES, OTHERS, read_cases
+from tests.test_glossary import REPLACED, rows
+
+ROOT = Path(__file__).parents[1]
+ENTRIES = list(read_entries(CATALOGUE.read_text("utf-8")))
+PLACEHOLDER = re.compile(r"\{\d+\}")
+# Terms that are also other words: `mindswap plan`, the rule `overlap`, the kernel of the system.
+AMBIGUOUS = {"plan", "overlap", "kernel"}
+# Texts with a word of the glossary in another meaning: an activation function, a cell of a table.
+OTHER_MEANING = ("no such activation", "added to every cell")
+
+
+def load_tool(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = load_tool("messages")
+EXAMPLE = load_tool("make_rule_docs").EXAMPLE
+
+
+@pytest.fixture
+def chinese():
+    language.set_language({"MINDSWAP_LANG": "zh"}, "check")
+    yield Catalogue(CATALOGUE.read_text("utf-8"))
+    language.set_language({}, None)
+
+
+def test_every_text_has_a_translation():
+    translated = {english for context, english, chinese in ENTRIES if context is None and chinese}
+    texts = TOOL.all_texts()
+    assert len(texts) > 1500
+    assert [text for text in texts if text not in translated] == [], "see tools/messages.py"
+    assert translated <= set(texts), "python tools/messages.py drops what is gone"
+
+
+def test_translations_have_the_same_placeholders():
+    assert [
+        (english, chinese) for _, english, chinese in ENTRIES
+        if sorted(PLACEHOLDER.findall(english)) != sorted(PLACEHOLDER.findall(chinese))
+    ] == []  # fmt: skip
+
+
+def test_translations_have_the_terms_of_the_glossary():
+    num_found, wrong = 0, []
+    for english, chinese, _ in rows("glossary.md"):
+        term, forms = re.sub(r" ?\(.*?\)", "", english), [form for form in re.split("[（）、]", chinese) if form]
+        pattern = re.compile(rf"\b{re.escape(term)}s?\b", re.IGNORECASE)
+        for context, text, translation in ENTRIES:
+            is_exempt = term in AMBIGUOUS or context or text == translation or any(w in text for w in OTHER_MEANING)
+            if is_exempt or not pattern.search(text):
+                continue
+            num_found += 1
+            if not any(form in translation for form in forms) and not pattern.search(translation):
+                wrong.append((term, text, translation))
+    assert num_found > 300 and wrong == []
+    assert [(word, text) for _, _, text in ENTRIES for word in REPLACED if word in text] == []
+
+
+@pytest.mark.skipif(shutil.which("msgfmt") is None, reason="no gettext here")
+def test_the_catalogue_is_one_of_gettext(tmp_path):
+    done = subprocess.run(["msgfmt", "--check-format", "-o", tmp_path / "x.mo", CATALOGUE], capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def problems_of_examples():
+    for rules, check in ((find_rules(), check_document), (find_rules_2x(), check_pynative)):
+        for rule in rules.values():
+            for example in EXAMPLE.finditer(rule.text):
+                text = (example[3] or textwrap.dedent(example[4])).strip()
+                yield from check(parse_document(text, "x.yaml")).problems
+    for module in (*MODULES, OTHERS):
+        for case in read_cases(module):
+            yield from check_document(parse_document(case.text.replace("@", ""), "x.yaml")).problems
+
+
+def test_problems_of_all_rules_are_in_chinese(chinese):
+    problems = list(problems_of_examples())
+    assert len(problems) > 350
+    assert [p.message for p in problems if not re.search("[一-鿿]", chinese.translate_line(p.message))] == []
+    # A fix may be YAML or a command; a sentence is left in neither.
+    lines = [chinese.translate_line(text) for p in problems if p.rule != "bad-ignore" for text in (p.allowed, p.fix)]
+    words = re.compile(r"\b(the|is|are|of|with|which|has|have|no|not|without|takes|needs|delete|write|more)\b")
+    assert [line for line in lines if words.search(re.sub(r"`.*?`|'.*?'|\(.*?\)", "", line))] == []
+
+
+def test_check_prints_chinese_and_json_stays_english(monkeypatch, capsys):
+    monkeypatch.setenv("MINDSWAP_LANG", "zh")
+    path = str(ROOT / "docs" / "mistakes.yaml")
+    assert main(["check", path]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert f"{path}:4:26: 错误: context.memory_optimize_level：'O1'，但换出需要 O0 [memory-optimize-level]" in shown
+    assert "    允许：   0 到 3（num_layers: 4）" in shown
+    assert shown[-1] == "4 个错误，1 个警告；按 MindFormers 1.9（静态图模式）读取"
+    assert main(["check", "--json", path]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["problems"][0]["message"] == "context.memory_optimize_level: 'O1', but swap needs O0"
+    assert main(["explain", path]) == 1  # not in the catalogue
+    assert "error: context.memory_optimize_level: 'O1', but swap needs O0" in capsys.readouterr().err
+
+
+def test_errors_are_in_chinese(monkeypatch, capsys):
+    monkeypatch.setenv("MINDSWAP_LANG", "zh")
+    assert main(["check", "--ignore", "nonsense", str(ROOT / "docs" / "mistakes.yaml")]) == 1
+    assert "没有这条规则" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_chinese"),
+    [
+        ({}, False),
+        ({"LANG": "zh_CN.UTF-8"}, True),
+        ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}, False),
+        ({"LANG": "en_US.UTF-8", "MINDSWAP_LANG": "zh"}, True),
+        ({"LANG": "zh_CN.UTF-8", "MINDSWAP_LANG": "en"}, False),
+        ({"LC_MESSAGES": "zh_TW", "LANG": "C"}, True),
+    ],
+)
+def test_the_variable_or_the_locale_decides(environ, is_chinese):
+    assert language.wants_chinese(environ) == is_chinese
+
+
+def test_english_reads_no_catalogue(monkeypatch):
+    monkeypatch.setattr(language, "CATALOGUE", Path("/nowhere"))
+    language.set_language({"LANG": "zh_CN"}, "inspect")
+    language.set_language({}, "check")
+    assert language.translate("nothing fits") == "nothing fits"
+
+
+def test_columns_of_a_table_are_aligned(chinese):
+    table = format_table(("simulated", "step time"), [("your file", "8.71 s"), ("plan", "10.9 s")])
+    assert table.splitlines() == [
+        "仿真      单步耗时",
+        "--------  --------",
+        "您的文件    8.71 s",
+        "plan        10.9 s",
+    ]
+    assert len({display_width(line) for line in table.splitlines()}) == 1
+
+
+def test_columns_of_a_line_keep_their_places(chinese):
+    before = "host memory          4.2 GiB  pinned per card; 33.6 GiB per node"
+    after = chinese.translate_line(before)
+    assert after == "主机内存             4.2 GiB  每卡锁页内存；每节点 33.6 GiB"
+    assert display_width(after[: after.index("4.2")]) == before.index("4.2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'memory_optimize_level: "O0"',
+        "swap, recompute, recompute_comm, and some text of a user",
+        "/home/user/layers of a model/x.yaml",
+        "optimizer: {type: AdamW}",
+        "x" * 3000,
+    ],
+)
+def test_what_is_no_text_of_mindswap_stays(chinese, text):
+    assert chinese.translate_line(text) == text
+
+
+def test_chinese_is_not_translated_again(chinese):
+    once = chinese.translate_line("context.jit_level: 'O2', but swap needs O0 or O1")
+    assert "换出需要" in once and chinese.translate_line(once) == once
+
+
+def test_a_text_of_a_module_is_found_once_a_line():
+    source = '''
+        """No text: a docstring."""
+        parser.add_argument(help="no text either, of a user")
+        raise Error(f"{path}: it is {size} bytes\\n    fix:     make {room} or two of {it}")
+    '''
+    found = list(TOOL.find_texts(textwrap.dedent(source)))
+    assert found == ["{0}: it is {1} bytes", "fix:     make {0} or two of {1}"]
