@@ -18,6 +18,7 @@ from mindswap.graph.sharding.splits import (
     reshape_split,
     unsplit_one_dimension,
 )
+from mindswap.graph.sharding.visit_order import order_of_visits
 
 # Suffix of the name of a tensor as received by communication.
 ARRIVAL_SUFFIX = ":arrived"
@@ -83,7 +84,7 @@ class SplitTable:
         self.redistributions: list[Redistribution] = []
         self.sums: dict[str, PartialSum] = {}
         self.users, self.nodes = graph.index.readers, graph.index.nodes
-        self.forward_names = graph.index.forward_names
+        self.forward_names, self.visits = graph.index.forward_names, order_of_visits(graph.forward)
         self.communications: dict[str, str] = {}  # type of communication of each redistributing Reshape
         self.constant_splits: dict[str, set[Split]] = {}  # constant -> splits that its readers require
         self.local = RankLocalValues()  # values that differ between ranks
@@ -150,7 +151,8 @@ class SplitTable:
 
     def requested_split(self, node: Node) -> Split | None:
         """Return the split that the first reader with a strategy requires of the output, looking through casts."""
-        for user in self.users.get(node.name, ()):
+        users = self.users.get(node.name, ())
+        for user in sorted(users, key=lambda user: self.visits.get(user.name, len(self.visits))):
             strategy = read_strategy(user.attributes)
             if strategy:
                 for operand, requested in zip(self.operands(user), strategy, strict=False):
