@@ -13,6 +13,7 @@ from mindswap.config.pipeline_layout import SCHEDULER_PATH, find_sequence_proble
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.config.step_settings import COMPUTE_DTYPE_PATH, DEFAULT_OPTIMIZER, StepSettings, read_step_settings
+from mindswap.config.strategy_search import find_search_caveats
 from mindswap.errors import CostError, SimulationError, require
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step_2x import is_2x, load_step_2x, step_of_trace
@@ -124,6 +125,8 @@ def load_step(
     elif captured is None:
         skew = read_skew(expert_skew)
         captured = capture_config(config, document, settings, checked.num_layers, skew, use_cache)
+    if caveats := tuple(find_search_caveats(document)):
+        captured = replace(captured, notes=(*captured.notes, *caveats))
     nameable_trees = checked.trees.layers if checked.trees is not None else None
     return Step(document, policy, StepModel(captured, costs, settings), nameable_trees, Path(config))
 
