@@ -62,7 +62,7 @@ def config_of(data: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
     config["model"] |= data["models"][case["model"]]
     for section, values in case.get("change", {}).items():
         config[section] |= values
-    return config | {name: case[name] for name in ("swap", "recompute") if name in case}
+    return config | {name: case[name] for name in ("swap", "recompute", "mindswap") if name in case}
 
 
 def error_of(row: dict[str, int]) -> float:

@@ -86,7 +86,7 @@ def load_step_2x(
     if recorded.memory is None:
         model: StepModel = LayerSwapModel2x.of(StepModel(captured, costs, settings), caveats)
     else:
-        model = TracedStepModel(recorded, captured, costs, settings, caveats)
+        model = TracedStepModel(recorded, captured, costs, settings, caveats, checked.effect.settings.is_own_engine)
     return LoadedStep(document, policy_of_effect(checked.effect), model, None, Path(document.file))
 
 
@@ -97,11 +97,6 @@ def _caveats(document: Document, source: Document, effect: SettingsEffect) -> It
         yield f"the trace is of {other_name}, this file of {name}: equal sizes, another model"
     if effect.settings.is_comm_enabled:
         yield "recompute_comm stays as it is: a trace of one rank has no communication"
-    if effect.settings.is_own_engine and effect.swaps_anything:
-        yield (
-            "mindswap.swap_engine: mindswap is simulated as the swap of MindFormers: of layer_swap the first entry, "
-            "one default_prefetch for all, and the last layers stay; mindswap dryrun runs the swap of the file"
-        )
     if left_out := find_left_out(document, None):
         names = ", ".join(f"{name}: {value}" for name, value in left_out.items())
         yield f"one rank with everything: {names} is left out, so each rank of the file holds less"
@@ -158,19 +153,46 @@ def _paths_of_tree(tree: CellNode) -> LayerPaths:
 
 def policy_of_effect(effect: SettingsEffect) -> Policy:
     """Return what settings of 2.x do as a policy of exact paths; distances count layers."""
-    prefetch = effect.settings.prefetch or 1
     layers = list(enumerate(effect.layers))
-    swapped = [index for index, layer in layers if layer.is_swapped]
     recomputed = [index for index, layer in layers if layer.is_recomputed]
-    op_swap = _layers_by_path((index, layer.swapped) for index, layer in layers)
     modules = _layers_by_path((index, layer.recomputed) for index, layer in layers)
+    layer_swap, op_swap = _own_swaps(effect) if effect.settings.is_own_engine else _upstream_swaps(effect)
     return Policy(
         is_swap_enabled=True,
-        layer_swap=(LayerSwap(Layers(swapped), prefetch),) if swapped else (),
-        op_swap=tuple(OpSwap(path, Layers(indices), prefetch) for path, indices in op_swap.items()),
+        layer_swap=layer_swap,
+        op_swap=op_swap,
         layer_recompute=Layers(recomputed),
         select_recompute=tuple(OpRecompute(path, Layers(indices)) for path, indices in modules.items()),
     )
+
+
+def _upstream_swaps(effect: SettingsEffect) -> tuple[tuple[LayerSwap, ...], tuple[OpSwap, ...]]:
+    """Return what MindFormers swaps: one distance for all."""
+    prefetch, layers = effect.settings.prefetch or 1, list(enumerate(effect.layers))
+    swapped = [index for index, layer in layers if layer.is_swapped]
+    op_swap = _layers_by_path((index, layer.swapped) for index, layer in layers)
+    return (
+        (LayerSwap(Layers(swapped), prefetch),) if swapped else (),
+        tuple(OpSwap(path, Layers(indices), prefetch) for path, indices in op_swap.items()),
+    )
+
+
+def _own_swaps(effect: SettingsEffect) -> tuple[tuple[LayerSwap, ...], tuple[OpSwap, ...]]:
+    """Return what mindswap's own executor swaps: all entries, each with its distance."""
+    settings = effect.settings
+    if not settings.is_swap_enabled:
+        return (), ()
+    default = settings.prefetch or 1
+    layer_swap = tuple(
+        LayerSwap(Layers(settings.layers_of(target)), target.prefetch or default)
+        for target in settings.of("layer_swap")
+    )
+    op_swap = [
+        OpSwap(path, Layers(indices), target.prefetch or default)
+        for target in settings.of("op_swap")
+        for path, indices in _layers_by_path(effect.matches(target).items()).items()
+    ]
+    return layer_swap, tuple(op_swap)
 
 
 def _layers_by_path(rows: Iterable[tuple[int, tuple[str, ...]]]) -> dict[str, list[int]]:

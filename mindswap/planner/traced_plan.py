@@ -146,7 +146,8 @@ class _ActionSearch:
     def _layers(self, action: Action, prefetch: int, taken: Sequence[int] = ()) -> list[int]:
         """Return the layers that may have an action, in the order in which they get it."""
         count = self.model.index.num_layers
-        layers = range(count - (prefetch if action.is_swap else 0))
+        keeps_last = action.is_swap and not self.model.is_own_engine  # MindFormers does not swap the last layers
+        layers = range(count - (prefetch if keeps_last else 0))
         return [layer for layer in layers if layer not in taken and self.model.has_cell(layer, action.path)]
 
     def _single(self, action: Action) -> tuple[Action, Policy] | None:
@@ -177,9 +178,9 @@ class _ActionSearch:
         return self.evaluated[part].step_time_ns < min(fitting, default=self.evaluated[part].step_time_ns + 1)
 
     def _swap_inputs(self) -> None:
-        """Recompute all layers, and search the least number of them whose input has to be swapped."""
+        """Recompute all layers, and search the least number whose input has to be swapped, as MindFormers does."""
         count, allow = self.model.index.num_layers, self.problem.allow
-        if allow.swap and allow.recompute and count > 1:
+        if allow.swap and allow.recompute and count > 1 and not self.model.is_own_engine:
             self._least(lambda number: policy_of_actions({Action(False): range(count), Action(True): range(number)}),
                         count - 1)  # fmt: skip
 
@@ -221,7 +222,9 @@ class _ActionSearch:
         policies = {"keep all": Policy(is_swap_enabled=True)}
         if allow.recompute:
             policies["full recompute"] = policy_of_actions({Action(False): range(count)})
-        if allow.swap and count > 1:
+        if allow.swap and self.model.is_own_engine:
+            policies["swap all layers"] = policy_of_actions({Action(True): range(count)})
+        elif allow.swap and count > 1:
             policies["swap all but the last layer"] = policy_of_actions({Action(True): range(count - 1)})
         return policies
 

@@ -14,9 +14,10 @@ from mindswap.config.step_settings import StepSettings
 from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.ops import ComputeUnit, OpClass, classify
 from mindswap.policy.model import Policy
+from mindswap.pynative.recomputed_regions import LayerActions
 from mindswap.pynative.step_index import BlockFacts, StepIndex
 from mindswap.pynative.step_memory import BACKWARD, FORWARD, NO_OPERATOR, OPTIMIZER, StepMemory
-from mindswap.pynative.step_schedule import Copy, LayerActions, MemoryLifetime, Purpose, Schedule, schedule_step
+from mindswap.pynative.step_schedule import Copy, MemoryLifetime, Purpose, Schedule, schedule_step
 from mindswap.pynative.trace import RecordedStep
 from mindswap.simulator.captured_step import CapturedStep
 from mindswap.simulator.cost.cost_table import CostTable, moving_ns
@@ -76,9 +77,11 @@ class TracedStepModel(StepModel):
         costs: durations of operators, and the device with its links.
         settings: micro-batches and batch size.
         caveats: what of the file is not modelled, as text, in addition to `CAVEATS`.
+        is_own_engine: whether mindswap's own executor swaps; default is the swap of MindFormers.
 
     Attributes:
         file_caveats: `caveats`.
+        is_own_engine: whether mindswap's own executor swaps.
     """
 
     def __init__(
@@ -88,11 +91,13 @@ class TracedStepModel(StepModel):
         costs: CostTable,
         settings: StepSettings,
         caveats: Sequence[str] = (),
+        is_own_engine: bool = False,
     ):
         if step.memory is None:
             raise AssertionError("a trace without the memory of a step")
         self.costs, self.settings, self.captured = costs, settings, captured
         self.file_caveats = tuple(caveats)
+        self.is_own_engine = is_own_engine
         self.caveats = (*CAVEATS, *caveats)
         self.step_memory: StepMemory = step.memory
         self.index = StepIndex(step.trace, step.memory)
@@ -109,7 +114,7 @@ class TracedStepModel(StepModel):
 
     def simulate(self, policy: Policy) -> SimulatedStep:
         """Simulate a step under a policy."""
-        schedule = schedule_step(self.index, self.actions(policy), distance_of(policy))
+        schedule = self._schedule(policy)
         timeline = run_program(self._program(schedule))
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
         moved_bytes = sum(
@@ -121,7 +126,10 @@ class TracedStepModel(StepModel):
 
     def program(self, policy: Policy) -> Program:
         """Build operators, copies and memory intervals of a step under a policy."""
-        return self._program(schedule_step(self.index, self.actions(policy), distance_of(policy)))
+        return self._program(self._schedule(policy))
+
+    def _schedule(self, policy: Policy) -> Schedule:
+        return schedule_step(self.index, self.actions(policy), distance_of(policy), self.is_own_engine)
 
     def actions(self, policy: Policy) -> list[LayerActions]:
         """Return what a policy does to each layer."""
@@ -132,6 +140,10 @@ class TracedStepModel(StepModel):
                 is_swapped=any(layer in entry.layers for entry in policy.layer_swap),
                 recomputed=tuple(e.pattern for e in policy.select_recompute if layer in e.layers),
                 swapped=tuple(e.pattern for e in policy.op_swap if layer in e.layers),
+                distances=(
+                    *((entry.pattern, entry.prefetch) for entry in policy.op_swap if layer in entry.layers),
+                    *(("", entry.prefetch) for entry in policy.layer_swap if layer in entry.layers),
+                ),
             )
             for layer in layers
         ]
@@ -321,7 +333,7 @@ class TracedStepModel(StepModel):
             producer_op=column([copy.forward_end for copy in copies]),
             release_op=column([copy.release for copy in copies]),
             prefetch_op=column([copy.fetch - 1 for copy in copies]),
-            first_user_op=column([copy.backward_begin for copy in copies]),
+            first_user_op=column([copy.wait for copy in copies]),
             label=column([self._roles[copy.block].label for copy in copies], np.int32),
             layer=column([copy.layer for copy in copies], np.int32),
             micro_batch=column([copy.micro_batch for copy in copies], np.int32),

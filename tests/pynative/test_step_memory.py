@@ -3,6 +3,7 @@
 import pytest
 
 from mindswap.errors import DataError
+from mindswap.pynative.recomputed_regions import LayerActions
 from mindswap.pynative.step_index import StepIndex, tensor_bytes
 from mindswap.pynative.step_memory import (
     BACKWARD,
@@ -14,7 +15,7 @@ from mindswap.pynative.step_memory import (
     find_common,
     read_step_memory,
 )
-from mindswap.pynative.step_schedule import LayerActions, Purpose, schedule_step
+from mindswap.pynative.step_schedule import Purpose, schedule_step
 from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage, Value
 
 SIZE = 1 << 20

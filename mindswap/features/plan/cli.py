@@ -33,7 +33,6 @@ from mindswap.features.plan.batches_cli import (
     run_batches,
 )
 from mindswap.features.plan.make_plans import make_plans
-from mindswap.features.plan.pynative import require_upstream_swap
 from mindswap.features.plan.report import plan_to_json
 from mindswap.features.plan.states_planner import StatesPlanner
 from mindswap.features.plan.trainer_plans import (
@@ -251,7 +250,6 @@ def _load(args: argparse.Namespace, allowed: Allow, is_written: bool) -> LoadedS
     if document is not None and is_2x(document):
         unsupported_options = "--sweep --explain --objective=memory --expert-skew --simple --pin --dry-run"
         refuse_given(args, unsupported_options, "{}: not for files of MindFormers 2.x", "leave it out")
-        require_upstream_swap(document, allowed)  # before minutes of recording
         return load_step(document, args.device, device_overrides(args), not args.no_cache, trace=args.trace)
     if args.trace is not None:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")

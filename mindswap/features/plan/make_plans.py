@@ -15,7 +15,7 @@ from mindswap.features.plan.dry_runs import DryRunPlan, plan_with_dry_runs
 from mindswap.features.plan.states_planner import StatesPlanner
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.step_planner import StepPlanner
-from mindswap.features.plan.trainer_plans import TrainerAttempt, plan_with_chunks
+from mindswap.features.plan.trainer_plans import TrainerAttempt, plan_with_changes
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
 from mindswap.features.step_2x import is_2x
@@ -48,15 +48,15 @@ def make_plans(
     def make(budget_bytes: int | None) -> StepPlan:
         return planner.plan(budget_bytes, objective, bar, simple=args.simple)
 
-    def make_chunked(document: Document) -> Callable[[int], StepPlan]:
-        chunked = load_step(document, args.device, device_overrides(args), not args.no_cache)
-        other_planner = StepPlanner(chunked, planner.allow)
+    def make_changed(document: Document) -> Callable[[int], StepPlan]:
+        changed = load_step(document, args.device, device_overrides(args), not args.no_cache)
+        other_planner = StepPlanner(changed, planner.allow)
         return lambda budget_bytes: other_planner.plan(budget_bytes, objective, bar)
 
     if args.dry_run:
         attempts = plan_with_dry_runs(budget_bytes, make, report_status)
         return MadePlans(attempts, (), attempts[-1].plan.within(budget_bytes))
     if is_2x(step.document) and not args.no_verify and has_mindformers_2x():
-        trained = plan_with_chunks(step, budget_bytes, make, make_chunked, report_status)
+        trained = plan_with_changes(step, budget_bytes, make, make_changed, report_status, planner.allow.swap)
         return MadePlans((), trained, trained[-1].plan.within(budget_bytes))
     return MadePlans((), (), make(None))

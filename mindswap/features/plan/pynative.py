@@ -26,24 +26,40 @@ def is_model_2x(model: StepModel) -> bool:
     return isinstance(model, (LayerSwapModel2x, TracedStepModel))
 
 
-def require_upstream_swap(document: Document, allow: Allow) -> None:
-    """Refuse plans with swap for a file of MindFormers 2.x that mindswap swaps itself: its swap is not simulated.
+def require_known_swap(step: LoadedStep, allow: Allow) -> None:
+    """Refuse plans with mindswap's own swap from a trace of MindFormers 1.9, which shows what MindFormers' swap does.
 
     Args:
-        document: a configuration.
+        step: the step to plan.
         allow: means that the plan may use.
 
     Raises:
         PlanError: with the location of the key.
     """
-    node = document.get("mindswap", SWAP_ENGINE)
-    if node is not None and node.value == OWN_ENGINE and allow.swap and is_2x(document):
+    node = step.document.get(*ENGINE)
+    if isinstance(step.model, LayerSwapModel2x) and node is not None and node.value == OWN_ENGINE and allow.swap:
         raise PlanError(
-            f"{node.location}: mindswap.{SWAP_ENGINE}: {OWN_ENGINE}: plans are made for the swap of MindFormers, and "
-            "the file has that of mindswap, which moves other tensors\n    allowed: upstream\n"
-            f"    fix:     {SWAP_ENGINE}: upstream, or --allow recompute. With a plan, mindswap dryrun runs the swap "
-            "of either"
+            f"{node.location}: mindswap.{SWAP_ENGINE}: {OWN_ENGINE}: with a trace of MindFormers 1.9 plans are made "
+            "for the swap of MindFormers, and the file has that of mindswap, which moves other tensors\n"
+            "    allowed: upstream, or a step that MindFormers 2.x recorded\n"
+            f"    fix:     leave --trace out, or --allow recompute, or {SWAP_ENGINE}: upstream"
         )
+
+
+ENGINE = ("mindswap", SWAP_ENGINE)
+
+
+def with_own_engine(document: Document, text: str) -> Document:
+    """Return a configuration that mindswap's own executor swaps; `text` is that of the document."""
+    section = {**(document.data().get(ENGINE[0]) or {}), SWAP_ENGINE: OWN_ENGINE}
+    return parse_document(rewrite_section(text, ENGINE[0], section, None, document.file), document.file)
+
+
+def added_engine(step: LoadedStep) -> bool:
+    """Return whether a step has mindswap's own swap, and its file has not."""
+    if not is_2x(step.document) or step.document.value(*ENGINE) != OWN_ENGINE:
+        return False
+    return parse_document(step.config_text(), step.document.file).value(*ENGINE) != OWN_ENGINE
 
 
 def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:
@@ -105,6 +121,8 @@ def planned_text_2x(step: LoadedStep, plan: Plan, target: str) -> str:
     text = step.config_text()
     if (count := added_chunks(step)) is not None:
         text = rewrite_section(text, CHUNKS[0], step.document.data()[CHUNKS[0]] | {CHUNKS[1]: count}, None, target)
+    if added_engine(step):
+        text = rewrite_section(text, ENGINE[0], step.document.data()[ENGINE[0]], None, target)
     for name, value in sections_2x(plan.policy, len(trees)).items():
         comment = plan_comment(plan, step.device.title) if name == "swap" else None
         text = rewrite_section(text, name, value, comment, step.document.file)

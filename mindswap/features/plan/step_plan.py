@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.errors import PlanError
-from mindswap.features.plan.pynative import CHUNKS, added_chunks, is_model_2x, sections_2x
+from mindswap.features.plan.pynative import CHUNKS, ENGINE, added_chunks, added_engine, is_model_2x, sections_2x
 from mindswap.features.plan.report import format_plan
 from mindswap.features.plan.states import OptimizerStates
 from mindswap.features.plan.written import planned_text
@@ -57,7 +57,9 @@ class StepPlan:
         """The policy as sections of the configuration, by section name."""
         if is_model_2x(self.step.model):
             chunks = added_chunks(self.step)
-            changed = {} if chunks is None else {CHUNKS[0]: {CHUNKS[1]: chunks}}
+            changed: dict[str, Any] = {} if chunks is None else {CHUNKS[0]: {CHUNKS[1]: chunks}}
+            if added_engine(self.step):
+                changed[ENGINE[0]] = self.step.document.data()[ENGINE[0]]
             return sections_2x(self.policy, len(self.step.model.captured.sample.layer_map)) | changed
         is_moved = self.states is not None and self.states.is_changed
         return self._policy_sections() | ({"optimizer": self.step.document.data()["optimizer"]} if is_moved else {})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from mindswap.config.step_settings import LAYERS_NOT_INLINED, MAX_INLINED_MICRO_BATCHES
 from mindswap.errors import PlanError, SimulationError
 from mindswap.features.plan.budget import find_budget, make_problem, usable_budget
-from mindswap.features.plan.pynative import is_model_2x, require_upstream_swap
+from mindswap.features.plan.pynative import is_model_2x, require_known_swap
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.tidy import without_warnings
 from mindswap.features.plan.within_pool import plan_within_pool
@@ -39,8 +39,8 @@ class StepPlanner:
         pins: decisions of the user for all layers.
 
     Raises:
-        PlanError: swap alone is allowed and cannot be compiled, mindswap swaps a file of MindFormers 2.x itself, or a
-            pin has no effect or contradicts another one.
+        PlanError: swap alone is allowed and cannot be compiled, mindswap's own swap is to be planned from a trace of
+            MindFormers 1.9, or a pin has no effect or contradicts another one.
 
     Example:
         >>> planner = StepPlanner(mindswap.load_step("llama2_7b.yaml"))
@@ -48,7 +48,7 @@ class StepPlanner:
     """
 
     def __init__(self, step: LoadedStep, allow: Allow = DEFAULT_ALLOW, pins: Sequence[Pin] = ()):
-        require_upstream_swap(step.document, allow)
+        require_known_swap(step, allow)
         self.file_step, self.allow = step, restrict_to_compilable(step, allow)
         self.step = step.as_compiled_with_swap()
         if pins:

@@ -1,11 +1,12 @@
 """Dry runs of plans of MindFormers 2.x with its own trainer, and plans corrected by them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
+from mindswap.config.section_edits import rewrite_section
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun import (
     DryRunOptions,
@@ -15,10 +16,18 @@ from mindswap.features.dryrun import (
     trainer_dry_run_to_json,
 )
 from mindswap.features.plan.attempts import attempt_row, attempt_to_json
-from mindswap.features.plan.pynative import CHUNKS, added_chunks, with_chunks
+from mindswap.features.plan.pynative import (
+    CHUNKS,
+    ENGINE,
+    added_chunks,
+    added_engine,
+    with_chunks,
+    with_own_engine,
+)
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.written import planned_text
 from mindswap.features.simulate import LoadedStep
+from mindswap.policy.formats.mindformers2.settings import OWN_ENGINE
 from mindswap.report.tables import format_table
 from mindswap.units import format_bytes
 
@@ -85,32 +94,53 @@ def plan_with_trainer(
     return tuple(attempts)
 
 
-def plan_with_chunks(
+def plan_with_changes(
     step: LoadedStep,
     budget_bytes: int,
     make: Callable[[int], StepPlan],
-    make_chunked: Callable[[Document], Callable[[int], StepPlan]],
+    make_changed: Callable[[Document], Callable[[int], StepPlan]],
     report_status: StatusCallback,
+    may_swap: bool,
 ) -> tuple[TrainerAttempt, ...]:
-    """Plan as `plan_with_trainer`; if nothing fits, also with the loss in pieces (`model.chunk_loss_num`).
+    """Plan as `plan_with_trainer`; if nothing fits, with changes of the file that need less memory.
+
+    First the loss is computed in pieces (`model.chunk_loss_num`), then mindswap's own executor swaps, which swaps the
+    last layers, too (`mindswap.swap_engine`), then both. The executor comes last, as it never ran on a card.
 
     Args:
         step: the step of the file.
         budget_bytes: memory budget of each card.
         make: returns the plan of the file for a budget in bytes.
-        make_chunked: returns such a function for another configuration.
+        make_changed: returns such a function for another configuration.
         report_status: called with one line of progress.
+        may_swap: whether the plan may swap.
     """
     attempts = plan_with_trainer(budget_bytes, make, report_status)
-    if attempts[-1].fits or attempts[-1].failure or step.document.value(*CHUNKS):
+    if attempts[-1].fits or attempts[-1].failure:
         return attempts
-    for count in CHUNK_COUNTS:
-        report_status(f"nothing fits; with the loss in {count} pieces (model.chunk_loss_num: {count})")
-        document = with_chunks(step.document, step.config_text(), count)
-        chunked = plan_with_trainer(budget_bytes, make_chunked(document), report_status)
-        if chunked[-1].fits:
-            return chunked
+    for change, document in _changed_documents(step, may_swap):
+        report_status(f"nothing fits; {change}")
+        changed = plan_with_trainer(budget_bytes, make_changed(document), report_status)
+        if changed[-1].fits:
+            return changed
     return attempts
+
+
+def _changed_documents(step: LoadedStep, may_swap: bool) -> Iterator[tuple[str, Document]]:
+    """Yield configurations that need less memory, and what is changed, in words."""
+    text, counts = step.config_text(), () if step.document.value(*CHUNKS) else CHUNK_COUNTS
+    for count in counts:
+        words = f"with the loss in {count} pieces (model.chunk_loss_num: {count})"
+        yield words, with_chunks(step.document, text, count)
+    if not may_swap or step.document.value(*ENGINE) == OWN_ENGINE:
+        return
+    words = f"with the swap of mindswap ({'.'.join(ENGINE)}: {OWN_ENGINE})"
+    yield words, with_own_engine(step.document, text)
+    if counts:
+        chunked = rewrite_section(
+            text, CHUNKS[0], step.document.data()[CHUNKS[0]] | {CHUNKS[1]: counts[-1]}, None, step.document.file
+        )
+        yield f"{words} and the loss in {counts[-1]} pieces", with_own_engine(step.document, chunked)
 
 
 def _dry_run(plan: StepPlan, report_status: StatusCallback) -> TrainerDryRun:
@@ -131,6 +161,11 @@ def format_trainer_attempts(attempts: Sequence[TrainerAttempt]) -> str:
     last = attempts[-1]
     if (count := added_chunks(last.plan.step)) is not None:
         lines.append(f"part of the plan: model.chunk_loss_num: {count}, the loss in pieces; without it nothing fits")
+    if added_engine(last.plan.step):
+        lines.append(
+            f"part of the plan: {'.'.join(ENGINE)}: {OWN_ENGINE}: MindFormers' swap needs more memory; mindswap's own "
+            "never ran on a card"
+        )
     if last.failure:
         lines.append(f"the dry run failed: {last.failure}")
     elif last.dry_run is None:

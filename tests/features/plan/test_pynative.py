@@ -173,9 +173,13 @@ def test_without_a_trace_it_says_how_to_make_one(plan):
         (
             HEAD + OWN_SWAP,
             (),
-            "x.yaml:9:25: mindswap.swap_engine: mindswap: plans are made for the swap of MindFormers",
+            "x.yaml:9:25: mindswap.swap_engine: mindswap: with a trace of MindFormers 1.9 plans are made for the swap",
         ),
-        (HEAD + OWN_SWAP, ("--allow", "swap"), "fix:     swap_engine: upstream, or --allow recompute"),
+        (
+            HEAD + OWN_SWAP,
+            ("--allow", "swap"),
+            "fix:     leave --trace out, or --allow recompute, or swap_engine: upstream",
+        ),
         (HEAD, ("--sweep",), "--sweep: not for files of MindFormers 2.x"),
         (HEAD, ("--explain",), "--explain: not for files of MindFormers 2.x"),
         (HEAD, ("--objective", "memory"), "--objective memory: not for files of MindFormers 2.x"),

@@ -8,7 +8,6 @@ import pytest
 from mindswap import cli
 from mindswap.config.parse import parse_document
 from mindswap.config.source import load_document
-from mindswap.errors import PlanError
 from mindswap.features.plan import make_plan
 from mindswap.features.plan.pynative import added_chunks, with_chunks
 from mindswap.features.simulate import LoadedStep
@@ -66,12 +65,20 @@ def test_a_search_that_is_stopped_at_once_has_a_plan(trace):
     assert planned.plan.num_evaluations == len(planned.plan.compared) - 1  # beside that of the file, the baselines
 
 
-def test_swap_of_mindswap_is_not_planned_through_the_api_either(trace):
-    document = parse_document((DATA / "qwen3_2x.yaml").read_text() + "mindswap: {swap_engine: mindswap}\n", "own.yaml")
-    step = load_step(document, trace=trace)
-    with pytest.raises(PlanError, match="swap_engine: mindswap: plans are made for the swap of MindFormers"):
-        make_plan(step, KEPT)
-    assert make_plan(step, KEPT, Allow(swap=False)).fits
+def test_the_swap_of_mindswap_is_planned_with_the_last_layers(trace, tmp_path):
+    """MindFormers leaves the last layer: its plan needs more than mindswap's, which swaps all four."""
+    file = tmp_path / "own.yaml"
+    file.write_text((DATA / "qwen3_2x.yaml").read_text() + "mindswap: {swap_engine: mindswap}\n")
+    step, upstream = load_step(file, trace=trace), load_step(DATA / "qwen3_2x.yaml", trace=trace)
+    swap = Allow(recompute=False)
+    lowest = min(compared.peak_bytes for compared in make_plan(step, KEPT, swap).plan.compared)
+    planned = make_plan(step, lowest, swap)
+    assert planned.fits and not make_plan(upstream, lowest, swap).fits
+    planned.save(tmp_path / "planned.yaml")
+    written = load_document(tmp_path / "planned.yaml")
+    assert not check_pynative(written).errors
+    assert written.data()["swap"]["layer_swap"] == [{"layers": ["0-3"]}]
+    assert load_step(written, trace=trace).simulate().peak_bytes == planned.peak_bytes
 
 
 def test_recompute_alone_does_not_swap(run, tmp_path):
