@@ -81,6 +81,8 @@ CHINESE = {
     "pynative-layer-out-of-range": "没有这一层。多 token 预测的层排在其他层之后。",
     "pynative-missing-key": "`layer_swap` 的条目需要 `layers`，`op_swap` 的条目需要 `op_name` 和 `layers`。",
     "pynative-missing-target": "某个模式或开关所需的键缺失或为空：MindFormers 拒绝。",
+    "pynative-one-process": "批大小只允许一个进程：MindFormers 2.1.0 在单进程下既不 SWAP 也不重计算，且不作提示。",
+    "pynative-chunk-loss": "`chunk_loss_num` 不是块数，或与 `calculate_per_token_loss` 并列，MindFormers 拒绝。",
     "pynative-no-layers": "层列表为空，条目没有意义。",
     "pynative-nothing-swapped": "SWAP 已打开，但什么也不会被 SWAP：2.x 没有默认策略。",
     "pynative-pipeline": "流水线并行时打开 SWAP：MindFormers 2.x 拒绝。",

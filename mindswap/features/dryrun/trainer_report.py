@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.features.dryrun.trainer_step import TrainerStep
+from mindswap.policy.wording import name_indices
 from mindswap.report.problems import escape
 from mindswap.report.simulation_text import describe_budget
-from mindswap.report.tables import NOTHING, attributes, format_table
+from mindswap.report.tables import NOTHING, attributes, format_table, group_equal
 from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.units import format_bytes, format_count
 
+MIN_CELL_BYTES = 1 << 19  # smaller cells would be shown as 0 MiB
 NO_KERNELS = (
     "a dry run launches no kernel: no times, no values, no workspaces, and nothing runs out of memory; nothing was run "
     "on a card"
@@ -75,6 +77,7 @@ def format_trainer_dry_run(report: TrainerDryRun, other: TrainerDryRun | None = 
     ]
     if report.step.added_by_layer and report.step.copies is not None and not report.step.copies.out_bytes:
         lines.append(f"forward of a layer adds: {_layer_sizes(report.step.added_by_layer)}")
+    lines += _cell_lines(report.step)
     verdict = describe_budget(report.step.used_peak_bytes, report.budget_bytes, report.margin_permille)
     lines += ["", f"needs {format_bytes(report.step.used_peak_bytes)} without workspace: {verdict}".rstrip(": ")]
     notes = dict.fromkeys(note for each in reports for note in each.notes)
@@ -101,6 +104,19 @@ def table_rows(steps: Sequence[TrainerStep]) -> list[list[str]]:
         sizes["swapped back"] = [step.copies.back_bytes if step.copies else None for step in steps]
         sizes["pinned host memory"] = [step.copies.peak_host_bytes if step.copies else None for step in steps]
     return [[name, *map(_mib, row)] for name, row in sizes.items()]
+
+
+def _cell_lines(step: TrainerStep) -> list[str]:
+    """Format what the forward of each cell adds, largest first: a line for equal layers, and a title."""
+    texts = []
+    for sizes in step.added_by_cell:
+        largest = sorted(sizes.items(), key=lambda entry: -entry[1])
+        texts.append(", ".join(f"{name} {_mib(size)}" for name, size in largest if size >= MIN_CELL_BYTES))
+    groups = [
+        (indices, text) for indices, text in group_equal(texts, lambda text: text, range(len(texts))) if text
+    ]  # fmt: skip
+    lines = [f"  {name_indices('layer', indices)}: {text}" for indices, text in groups]
+    return ["forward adds, by cell:", *lines] if lines else []
 
 
 def _layer_sizes(sizes: Sequence[int]) -> str:
@@ -160,6 +176,7 @@ def _stage_to_json(report: TrainerDryRun) -> dict[str, Any]:
         "pass_peak_bytes": step.pass_peak_bytes,
         **attributes(step, "before_bytes kept_bytes gradient_bytes"),
         "added_by_layer": list(step.added_by_layer),
+        "added_by_cell": [dict(sizes) for sizes in step.added_by_cell],
         "runs": [
             {
                 "num_layers": step.num_layers,

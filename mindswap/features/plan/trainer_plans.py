@@ -128,7 +128,8 @@ def plan_with_changes(
 
 def _changed_documents(step: LoadedStep, may_swap: bool) -> Iterator[tuple[str, Document]]:
     """Yield configurations that need less memory, and what is changed, in words."""
-    text, counts = step.config_text(), () if step.document.value(*CHUNKS) else CHUNK_COUNTS
+    has_chunks = step.document.value(*CHUNKS) or step.document.value("model", "calculate_per_token_loss")
+    text, counts = step.config_text(), () if has_chunks else CHUNK_COUNTS
     for count in counts:
         words = f"with the loss in {count} pieces (model.chunk_loss_num: {count})"
         yield words, with_chunks(step.document, text, count)

@@ -50,6 +50,14 @@ def test_the_text_has_both_dry_runs_side_by_side():
     assert text.count("note: a note") == 1
 
 
+def test_what_cells_add_is_grouped_by_equal_layers():
+    mlp, norm = {"mlp": 8 * MIB, "norm": 100}, {"mlp": 2 * MIB, "attention": 3 * MIB}
+    text = format_trainer_dry_run(replace(REPORT, step=replace(STEP, added_by_cell=(norm, mlp, mlp))))
+    lines = text.splitlines()
+    start = lines.index("forward adds, by cell:")
+    assert lines[start + 1 : start + 3] == ["  layer 0: attention 3 MiB, mlp 2 MiB", "  layers 1-2: mlp 8 MiB"]
+
+
 def test_without_swap_there_are_no_rows_on_it():
     assert "swapped" not in format_trainer_dry_run(REPORT)
 
