@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.simulator.profile.calibration import LARGE_BYTES, LinkFit, _overlaps, fit_contention, fit_link, fit_share
+from mindswap.simulator.profile.fits import LARGE_BYTES, LinkFit, _overlaps, fit_contention, fit_link, fit_share
 from mindswap.simulator.profile.profile import ProfiledCopy, Transfer
 
 MB = 10**6
