@@ -26,7 +26,8 @@ from mindswap.runtime.attempt.command import (
 )
 from mindswap.runtime.attempt.model import Planner, Settings, State
 from mindswap.runtime.attempt.node import MARKER, NodeTask
-from mindswap.runtime.attempt.nodes import Nodes, RayNodes
+from mindswap.runtime.attempt.nodes import Nodes
+from mindswap.runtime.attempt.ray_nodes import RayNodes
 from mindswap.runtime.attempt.workers import planner_in_child
 from mindswap.runtime.logs.scan import REPORT_MEMORY
 from mindswap.runtime.training_command import ADAPTIVE_FLAG, load_trainable

@@ -6,6 +6,7 @@ needs at least as much, is never restarted; a faster plan is started at most onc
 
 from dataclasses import replace
 
+from mindswap.runtime.attempt.corrections import correct
 from mindswap.runtime.attempt.model import (
     Action,
     Attempt,
@@ -23,7 +24,6 @@ from mindswap.runtime.attempt.model import (
     State,
     TrainingPlan,
     Wait,
-    correct,
 )
 from mindswap.units import format_bytes, format_time
 

@@ -13,7 +13,8 @@ from mindswap.rules.machine.software import has_cards
 from mindswap.runtime.attempt.command import TrainingCommand
 from mindswap.runtime.attempt.model import Ended, Outcome
 from mindswap.runtime.attempt.node import NodeTask
-from mindswap.runtime.attempt.nodes import Nodes, RayNodes
+from mindswap.runtime.attempt.nodes import Nodes
+from mindswap.runtime.attempt.ray_nodes import RayNodes
 from mindswap.runtime.attempt.state import attempt_folder
 from mindswap.runtime.logs.read import read_worker_logs
 from mindswap.runtime.logs.step_report import ReportedStep, parse_steps

@@ -1,4 +1,5 @@
-from mindswap.runtime.attempt.model import Attempt, Corrections, Outcome, TrainingPlan, correct
+from mindswap.runtime.attempt.corrections import correct
+from mindswap.runtime.attempt.model import Attempt, Corrections, Outcome, TrainingPlan
 
 MS = 1_000_000
 
