@@ -10,7 +10,7 @@ from typing import Any
 
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline_layout import read_pipeline
-from mindswap.config.render import block_lines, document_from_data, inline_text, is_inline
+from mindswap.config.render import block_lines, document_from_data
 from mindswap.errors import LaunchError
 from mindswap.files import package_data, read_limited, write_new
 from mindswap.policy.formats.mindformers1.read import NUM_LAYERS_KEYS
@@ -19,10 +19,9 @@ from mindswap.policy.formats.mindformers1.truncate import (
     truncated_offset,
     truncated_sections,
 )
+from mindswap.runtime.config_edit import ConfigEdit, show_value
+from mindswap.runtime.input_paths import SPEED_UP, with_absolute_paths
 from mindswap.simulator.cost.device_file import read_cost_settings
-
-SPEED_UP = "parallel_speed_up_json_path"
-
 
 READER = "CausalLanguageModelDataset"  # reads columns of a MindRecord as they are
 
@@ -66,7 +65,7 @@ def derive(
     Raises:
         LaunchError: if the parallel sizes do not fit the number of workers, or no data can be generated.
     """
-    edit = _Edit(copy.deepcopy(dict(config)))
+    edit = ConfigEdit(copy.deepcopy(dict(config)))
     wants = package_data("measure/run.yaml")
     for path, value in wants["always"].items():
         if path != "seed" or edit.get(path) is None:  # without a seed the weights would differ between runs
@@ -219,56 +218,14 @@ def _for_ascend(config: dict[str, Any], folder: Path) -> None:
         config["mindswap"] = {key: value for key, value in config["mindswap"].items() if key != "cpu_stand_ins"}
 
 
-class _Edit:
-    """Editable configuration that records its changes."""
-
-    def __init__(self, data: dict[str, Any]):
-        self.data = data
-        self.changes: list[str] = []
-
-    def get(self, path: str) -> Any:
-        """Return the value at a key path; None if it is missing."""
-        node: Any = self.data
-        for name in path.split("."):
-            node = node.get(name) if isinstance(node, dict) else None
-        return node
-
-    def set(self, path: str, value: Any, only_existing: bool = False) -> None:
-        """Set the value at a key path and create missing sections, unless `only_existing`."""
-        *parents, last = path.split(".")
-        node = self.data
-        for name in parents:
-            if not isinstance(node.get(name), dict):
-                if only_existing:
-                    return
-                node[name] = {}
-            node = node[name]
-        if last not in node and only_existing:
-            return
-        old = node.get(last)
-        node[last] = value
-        if old != value and (old or value):
-            self.changes.append(f"{path}: {_show(old)} -> {_show(value)}")
-
-
-def _show(value: Any) -> str:
-    if value is None:
-        return "not set"
-    if is_inline(value):
-        text = inline_text(value)
-    else:
-        text = ", ".join(str(item.get("type", "...") if isinstance(item, dict) else item) for item in value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _set_layers(edit: _Edit, num_layers: int) -> None:
+def _set_layers(edit: ConfigEdit, num_layers: int) -> None:
     present_keys = [key for key in NUM_LAYERS_KEYS if edit.get(f"model.model_config.{key}") is not None]
     for key in present_keys or ["num_layers" if edit.get("use_legacy") is not False else "num_hidden_layers"]:
         edit.set(f"model.model_config.{key}", num_layers)
     edit.set("model.model_config.offset", 0, only_existing=True)
 
 
-def _set_parallel(edit: _Edit, num_workers: int) -> None:
+def _set_parallel(edit: ConfigEdit, num_workers: int) -> None:
     if num_workers == 1:
         edit.set("use_parallel", False)
         return
@@ -286,7 +243,7 @@ def _set_parallel(edit: _Edit, num_workers: int) -> None:
     edit.set("parallel.device_num", num_workers, only_existing=True)
 
 
-def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
+def _set_data(edit: ConfigEdit, synthetic: SyntheticData | None) -> None:
     if synthetic is None:
         edit.set("train_dataset.data_loader.shuffle", False, only_existing=True)
     else:
@@ -303,31 +260,10 @@ def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
             train_dataset["construct_args_key"] = columns
         train_dataset.pop("tokenizer", None)
         edit.data["train_dataset"] = train_dataset
-        edit.changes.append(f"train_dataset: {_show(synthetic.path)}, made for this proof")
+        edit.changes.append(f"train_dataset: {show_value(synthetic.path)}, made for this proof")
     # Most files set this by a YAML alias, so both must be equal. Classes for questions or dialogues need a tokenizer.
     task = (edit.get("train_dataset_task") if synthetic is None else None) or {"type": READER}
     edit.data["train_dataset_task"] = {**task, "dataset_config": edit.get("train_dataset")}
-
-
-# Dataset of a proof: that of the user if it exists, else a generated MindRecord.
-
-PATH_KEYS = ("dataset_dir", "dataset_files", "pretrained_model_dir", SPEED_UP)
-
-
-def has_dataset(config: Mapping[str, Any]) -> bool:
-    """Return whether the configuration has data: an existing MindRecord, or a loader of another type."""
-    loader = _loader(config)
-    if loader.get("type", "MindDataset") != "MindDataset":
-        return True
-    names = loader.get("dataset_dir") or loader.get("dataset_files") or ""
-    paths = names if isinstance(names, list) else [names]
-    return all(isinstance(path, str) and path and Path(path).exists() for path in paths)
-
-
-def _loader(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    dataset = config.get("train_dataset")
-    loader = dataset.get("data_loader") if isinstance(dataset, dict) else None
-    return loader if isinstance(loader, dict) else {}
 
 
 def _read_config(document: Document) -> dict[str, Any]:
@@ -338,13 +274,3 @@ def _read_config(document: Document) -> dict[str, Any]:
         key = "calibration" if cost_settings.is_calibration else "device"
         data["mindswap"] = {**data["mindswap"], key: str(Path(cost_settings.device).absolute())}
     return data
-
-
-def with_absolute_paths(value: Any, home: Path, is_path: bool = False) -> Any:
-    """Return the configuration with absolute paths of its input files, if they exist relative to `home`."""
-    if isinstance(value, dict):
-        return {key: with_absolute_paths(item, home, key in PATH_KEYS) for key, item in value.items()}
-    if isinstance(value, list):
-        return [with_absolute_paths(item, home, is_path) for item in value]
-    exists = is_path and isinstance(value, str) and value and (home / value).exists()
-    return str(home / value) if exists else value

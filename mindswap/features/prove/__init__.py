@@ -2,10 +2,10 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.config.nodes import Document
@@ -14,49 +14,26 @@ from mindswap.config.step_settings import is_on_cpu, read_device_target, read_st
 from mindswap.errors import LaunchError, StoppedBySignal
 from mindswap.features.prove.checks import make_checks
 from mindswap.features.prove.page import format_proof_html, proof_to_json
-from mindswap.features.prove.proof import MeasuredRun, Proof, Simulated, Variant
+from mindswap.features.prove.proof import MeasuredRun, Proof, Variant
+from mindswap.features.prove.request import TITLES, ProofRequest
+from mindswap.features.prove.simulations import simulate, simulate_all
 from mindswap.features.prove.support_bundle import describe_machine, pack
-from mindswap.features.prove.worker_runs import RayPlace, read_measured, read_simulated, run_workers
+from mindswap.features.prove.worker_runs import read_measured, run_workers
 from mindswap.features.run import cards_missing
 from mindswap.files import make_fresh, write_new
 from mindswap.policy.equivalence import retained_layers
 from mindswap.report.problems import answer_text
 from mindswap.rules.checker import check_document, policy_of
 from mindswap.rules.machine.software import count_cards
-from mindswap.runtime.short_run import RunOptions, SyntheticData, format_config, has_dataset, run_config, switched_off
+from mindswap.runtime.input_paths import has_dataset
+from mindswap.runtime.short_run import SyntheticData, format_config, run_config, switched_off
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
 from mindswap.system.children import ask
 from mindswap.system.process_tree import become_subreaper, stop_descendants
 from mindswap.system.signals import signals_raise
-from mindswap.units import format_bytes, format_count, format_time
+from mindswap.units import format_count, format_time
 
 MAX_DEFAULT_WORKERS = 8
-# Without --memory: percentage of the peak without swap and recompute, so that the plan has to offload something.
-DEFAULT_BUDGET_PERCENT = 80
-TITLES = {
-    "off": "nothing swapped, nothing recomputed",
-    "yaml": "as the configuration asks",
-    "plan": "a plan of mindswap",
-}
-
-
-@dataclass(frozen=True)
-class ProofRequest:
-    """Request for a proof."""
-
-    folder: Path  # output folder
-    config: Path  # the user's file
-    variants: tuple[str, ...]  # names of the runs, of `TITLES`
-    options: RunOptions  # options of each run
-    budget_bytes: int | None  # memory budget of the plan; None for `DEFAULT_BUDGET_PERCENT`
-    wants_synthetic_data: bool  # use synthetic data although the configuration has data
-    device_words: tuple[str, ...]  # command line options of the simulated device
-    report_status: Callable[[str], None]  # prints a line for the user
-    cluster: RayPlace | None = None  # nodes of the training; None for this machine
-
-    def file(self, name: str) -> Path:
-        """Return the path of the configuration of a run."""
-        return self.folder / f"{name}.yaml"
 
 
 class ProveResult(NamedTuple):
@@ -172,55 +149,7 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
         notes=tuple(notes),
         environment=describe_machine(),
     )
-    return _simulate_all(request, proof)
-
-
-def _simulate_all(request: ProofRequest, proof: Proof) -> Proof:
-    """Simulate all runs, and make the plan."""
-    request.report_status("simulating: swap off")
-    title, off = simulate(request, "off")
-    variants = []
-    for name in request.variants:
-        if name == "plan":
-            variants.append(_plan(request, off))
-            continue
-        simulated = off
-        if name == "yaml":
-            request.report_status("simulating: as the configuration asks")
-            simulated = simulate(request, name)[1]
-        variants.append(Variant(name, TITLES[name], str(request.file(name)), simulated))
-    return replace(proof, device=title, variants=tuple(variants))
-
-
-def simulate(request: ProofRequest, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:
-    """Simulate a run; return the title of the device and the simulated figures."""
-    words = request.device_words if device is None else device
-    data = ask(["simulate", "--json", str(request.file(name)), *words]).require(f"simulating {name}.yaml")
-    return data["device"], read_simulated(data)
-
-
-def _plan(request: ProofRequest, off: Simulated) -> Variant:
-    """Plan within the budget; without a requested one, within a budget that needs swap or recompute."""
-    budget, file = request.budget_bytes or off.peak_bytes * DEFAULT_BUDGET_PERCENT // 100, request.file("plan")
-    answer = _ask_plan(request, budget)
-    if answer["status"] == "infeasible" and request.budget_bytes is None:
-        budget = (answer["smallest_budget_bytes"] + off.peak_bytes) // 2
-        answer = _ask_plan(request, budget)
-    if not answer["ok"]:
-        smallest = format_bytes(answer["smallest_budget_bytes"])
-        reason = answer.get("verdict") or f"nothing fits into {format_bytes(budget)}; the least found is {smallest}"
-        return Variant("plan", TITLES["plan"], str(file), skipped=reason, budget_bytes=budget)
-    simulated = simulate(request, "plan")[1]
-    return Variant("plan", f"{TITLES['plan']} for {format_bytes(budget)}", str(file), simulated, budget_bytes=budget)
-
-
-def _ask_plan(request: ProofRequest, budget_bytes: int) -> Any:
-    request.report_status(f"planning for {format_bytes(budget_bytes)}")
-    words = ["--memory", f"{budget_bytes}B", "-o", str(request.file("plan")), "--json", *request.device_words]
-    return ask(["plan", str(request.file("yaml")), *words]).require("planning")
-
-
-# The runs in sequence, and the calibration from their profile.
+    return simulate_all(request, proof)
 
 
 def _run_variants(request: ProofRequest, proof: Proof) -> Iterator[Proof]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from mindswap.command_line.options import add_device, device_overrides, number_from
 from mindswap.command_line.progress import PhaseLines
 from mindswap.errors import LaunchError
-from mindswap.features.prove import ProofRequest, prove
+from mindswap.features.prove import prove
 from mindswap.features.prove.page import format_proof, proof_to_json
+from mindswap.features.prove.request import ProofRequest
 from mindswap.features.prove.worker_runs import RayPlace
 from mindswap.report.problems import answer_text
 from mindswap.rules.machine.software import require_mindformers

@@ -4,7 +4,7 @@ import pytest
 
 from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.config.render import document_from_data
-from mindswap.runtime.short_run import has_dataset, with_absolute_paths
+from mindswap.runtime.input_paths import has_dataset, with_absolute_paths
 
 
 def loader(**keys):

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
-from mindswap.features.prove import ProofRequest, calibrated
+from mindswap.features.prove import calibrated
 from mindswap.features.prove.proof import Proof, Simulated, Variant
+from mindswap.features.prove.request import ProofRequest
 from mindswap.features.prove.worker_runs import read_measured
 from mindswap.runtime.short_run import RunOptions
 from mindswap.simulator.cost.calibration_file import load_measured

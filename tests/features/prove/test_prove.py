@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mindswap.features import prove as api
-from mindswap.features.prove import ProofRequest
+from mindswap.features.prove import simulations
 from mindswap.features.prove.proof import Proof, Simulated
+from mindswap.features.prove.request import ProofRequest
 from mindswap.runtime.short_run import RunOptions
 from mindswap.system.children import Answer
 
@@ -28,9 +28,9 @@ def planned(monkeypatch, tmp_path, answers, budget_bytes=None):
         asked.append(int(words[words.index("--memory") + 1].removesuffix("B")))
         return Answer(1, answers[asked[-1]], "")
 
-    monkeypatch.setattr(api, "ask", ask)
+    monkeypatch.setattr(simulations, "ask", ask)
     request = ProofRequest(tmp_path, CONFIG, ("plan",), RunOptions(3, 2), budget_bytes, False, (), lambda text: None)
-    return api._plan(request, OFF), asked
+    return simulations.simulate_plan(request, OFF), asked
 
 
 NO_ROOM = {"ok": False, "status": "infeasible", "smallest_budget_bytes": 900}
@@ -59,10 +59,10 @@ def test_each_run_has_the_simulation_of_its_own_file(monkeypatch, tmp_path):
         seen.append(words)
         return Answer(0, {**STEP, "peak_bytes": peaks[Path(words[2]).stem]}, "")
 
-    monkeypatch.setattr(api, "ask", ask)
+    monkeypatch.setattr(simulations, "ask", ask)
     options, device = RunOptions(3, 2), ("--device", "a")
     request = ProofRequest(tmp_path, CONFIG, ("off", "yaml"), options, None, False, device, lambda text: None)
-    proof = api._simulate_all(request, Proof(str(CONFIG), "CPU", "", 2, 3))
+    proof = simulations.simulate_all(request, Proof(str(CONFIG), "CPU", "", 2, 3))
     assert [(run.name, run.simulated.peak_bytes) for run in proof.variants] == [("off", 1000), ("yaml", 900)]
     assert proof == replace(Proof(str(CONFIG), "CPU", "a card", 2, 3), variants=proof.variants)
     assert seen == [["simulate", "--json", str(tmp_path / f"{name}.yaml"), *device] for name in peaks]
