@@ -49,6 +49,13 @@ def test_no_link_is_broken(site):
     assert broken == []
 
 
+def test_tables_can_be_filtered(site):
+    for page in ("models.html", "zh/models.html"):
+        text = (site / page).read_text("utf-8")
+        assert 'tables.js"' in text and 'site.css"' in text and text.count("<tr>") > 30
+    assert (site / "tables.js").stat().st_size and (site / "site.css").stat().st_size
+
+
 def test_both_languages_can_be_searched(site):
     index = (site / "search" / "search_index.json").read_text("utf-8")
     assert '"lang":["en","zh"]' in index.replace(" ", "")
