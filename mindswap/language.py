@@ -6,7 +6,9 @@ from the sources by `tools/messages.py`. An f-string is a template with placehol
 stands for is translated, too. Nothing of this is loaded for English, and JSON is never translated.
 """
 
+import functools
 import json
+import os
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VARIABLE = "MINDSWAP_LANG"
+# Set for child processes of a command in Chinese, which print its progress.
+INHERITED = "MINDSWAP_CHINESE_TEXTS"
 # The first that is set decides, as in gettext.
 LOCALE_VARIABLES = (VARIABLE, "LC_ALL", "LC_MESSAGES", "LANG")
 CATALOGUE = Path(__file__).parent / "data" / "locale" / "zh.po"
@@ -198,23 +202,30 @@ def wants_chinese(environ: Mapping[str, str]) -> bool:
     return value.lower().startswith(("zh", "chinese"))
 
 
-_catalogue: Catalogue | None = None  # None is English
+@functools.cache
+def _load_catalogue() -> Catalogue:
+    return Catalogue(CATALOGUE.read_text("utf-8"))
+
+
+def _catalogue() -> Catalogue | None:
+    """Return the catalogue if the texts of this process are Chinese; None for English."""
+    return _load_catalogue() if INHERITED in os.environ else None
 
 
 def set_language(environ: Mapping[str, str], command: str | None) -> None:
-    """Choose the language of the texts of a command."""
-    global _catalogue
-    is_chinese = command in COMMANDS and wants_chinese(environ)
-    _catalogue = Catalogue(CATALOGUE.read_text("utf-8")) if is_chinese else None
+    """Choose the language of the texts of a command, and of its child processes."""
+    os.environ.pop(INHERITED, None)
+    if command in COMMANDS and wants_chinese(environ):
+        os.environ[INHERITED] = "1"
 
 
 def translate(text: str) -> str:
     """Return a text of one or more lines in the chosen language."""
-    if _catalogue is None:
-        return text
-    return "\n".join(map(_catalogue.translate_line, text.split("\n")))
+    catalogue = _catalogue()
+    return text if catalogue is None else "\n".join(map(catalogue.translate_line, text.split("\n")))
 
 
 def translate_cell(text: str) -> str:
     """Return the text of a cell in the chosen language."""
-    return text if _catalogue is None else _catalogue.translate_cell(text)
+    catalogue = _catalogue()
+    return text if catalogue is None else catalogue.translate_cell(text)

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mindswap.report.tables import format_table
 from mindswap.rules.checker import check_document, check_pynative
 from mindswap.rules.mindformers1 import find_rules
 from mindswap.rules.mindformers2 import find_rules_2x
+from mindswap.system.children import ask
 from tests.rules.refusal_cases import MODULES, OTHERS, read_cases
 from tests.test_glossary import REPLACED, rows
 
@@ -41,11 +43,16 @@ TOOL = load_tool("messages")
 EXAMPLE = load_tool("make_rule_docs").EXAMPLE
 
 
+@pytest.fixture(autouse=True)
+def english_afterwards():
+    yield
+    language.set_language({}, None)
+
+
 @pytest.fixture
 def chinese():
     language.set_language({"MINDSWAP_LANG": "zh"}, "check")
-    yield Catalogue(CATALOGUE.read_text("utf-8"))
-    language.set_language({}, None)
+    return Catalogue(CATALOGUE.read_text("utf-8"))
 
 
 def test_every_text_has_a_translation():
@@ -127,6 +134,15 @@ def test_errors_are_in_chinese(monkeypatch, capsys):
     assert "没有这条规则" in capsys.readouterr().err
 
 
+def test_child_processes_print_chinese_but_for_those_that_are_read(monkeypatch):
+    language.set_language({"LANG": "zh_CN.UTF-8"}, "plan")
+    code = "from mindswap.system.streams import print_text; print_text('nothing fits')"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "都放不下\n"
+    monkeypatch.setenv("MINDSWAP_LANG", "zh")
+    answer = ask(["check", "--json", "--ignore", "nonsense", str(ROOT / "docs" / "mistakes.yaml")])
+    assert answer.error.startswith("--ignore nonsense: there is no such rule")
+
+
 @pytest.mark.parametrize(
     ("environ", "is_chinese"),
     [
@@ -143,7 +159,7 @@ def test_the_variable_or_the_locale_decides(environ, is_chinese):
 
 
 def test_english_reads_no_catalogue(monkeypatch):
-    monkeypatch.setattr(language, "CATALOGUE", Path("/nowhere"))
+    monkeypatch.setattr(language, "_load_catalogue", pytest.fail)
     language.set_language({"LANG": "zh_CN"}, "inspect")
     language.set_language({}, "check")
     assert language.translate("nothing fits") == "nothing fits"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from mindswap.errors import DataError, MindswapError, system_errors_as
+from mindswap.language import translate
 from mindswap.system import heartbeat
 from mindswap.system.collector import collector_disabled
 from mindswap.system.environment import replaced_environment
@@ -40,7 +41,8 @@ def report_progress(text: str) -> None:
         return
     _activity.get()[0] = text
     if os.isatty(descriptor) and os.environ.get("TERM") != "dumb":
-        write_message(descriptor, f"{CLEAR_LINE}{f'mindswap: {text} ...' if text else ''}")
+        shown = translate(f"mindswap: {text} ...") if text else ""
+        write_message(descriptor, f"{CLEAR_LINE}{shown}")
 
 
 def _writing_to(stream: TextIO, descriptor: int) -> TextIO:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindswap import language
 from mindswap.errors import LaunchError
 from mindswap.system.environment import package_environment
 from mindswap.system.scratch import remove_abandoned
@@ -234,7 +235,8 @@ def ask(
     Raises:
         LaunchError: if it cannot be started, or was stopped after `limit_s`.
     """
-    environment = {**package_environment(), **variables, "TQDM_DISABLE": "1"}
+    environment = {**package_environment(), **variables, "TQDM_DISABLE": "1", language.VARIABLE: "en"}
+    environment.pop(language.INHERITED, None)
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     text = {"encoding": "utf-8", "errors": "replace"}
     try:

@@ -26,7 +26,7 @@ from mindswap.report.problems import escape, format_problems, problems_to_data
 from mindswap.report.tables import NOTHING, format_table, group_equal
 from mindswap.units import format_bytes
 
-LAYER_HEADER = ("layers", "copies out", "back", "bytes out", "bytes back", "freed after", "back before")
+LAYER_HEADER = ("layers", "D2H copies", "H2D copies", "D2H bytes", "H2D bytes", "freed after", "back before")
 ENTRY_HEADER = ("entry", "layers", "acts in", "copies", "swapped", "cells recomputed")
 NOTHING_ASKED = "neither swap nor recompute: nothing to verify"
 NO_COMMUNICATION = "recompute_comm is not judged: one process has no communication"
