@@ -15,7 +15,7 @@ REPLACED = {
     "你": "您",
 }
 # Others change these two pages now.
-EXEMPT = ("pynative.zh.md", "mindformers_2x.zh.md")
+EXEMPT = ("mindformers_2x.zh.md",)
 
 
 def rows(name: str) -> list[list[str]]:
