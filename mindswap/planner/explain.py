@@ -29,6 +29,8 @@ def explain_plan(model: StepModel, plan: Plan) -> list[str]:
         model: step model.
         plan: plan for that step.
     """
+    if plan.policy.output_recompute:
+        return [_groups_line(plan.policy, model.captured.num_layers)]
     plain, planned = model.blocks(Policy())[1:-1], model.blocks(plan.policy)[1:-1]
     timeline = short_model(model)[0].simulate(plan.policy).timeline
     swapped, wasted = _by_label(planned, Placement.SWAPPED), _by_label(planned, Placement.WASTED)
@@ -43,6 +45,14 @@ def explain_plan(model: StepModel, plan: Plan) -> list[str]:
     lines += _recompute_lines(plain, planned)
     lines += _kept_lines(planned)
     return lines or ["Everything fits: nothing is swapped and nothing is recomputed."]
+
+
+def _groups_line(policy: Policy, num_layers: int) -> str:
+    kept = [index for index in range(num_layers) if index not in policy.output_recompute]
+    return (
+        f"Every layer is recomputed, and only {format_layers(Layers(tuple(kept)))} keep their outputs: before backward "
+        "of one of these, the layers since the last kept output run again together."
+    )
 
 
 def saved_by_label(block: Block, placement: Placement) -> dict[Label, int]:

@@ -93,7 +93,8 @@ class Planner:
         key = (problem.settings, problem.num_cards_per_node)
         if key not in self._baselines:
             trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
-            names = [name for name, baseline in BASELINES.items() if baseline.is_planned]
+            is_newer = self.model.settings.is_newer
+            names = [name for name, baseline in BASELINES.items() if baseline.is_for_newer or not is_newer]
             policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in names}
             # If sequence pieces read caches of other pieces, full recompute is impossible.
             policies = {

@@ -64,12 +64,23 @@ WRITTEN = {
 swap_config: {swap: True, op_swap: [{op_name: add, backward_prefetch: 10, layers: True}]}
 recompute_config: {select_recompute: {attention_norm: True, ffn_norm: True, attention: True, feed_forward: True}}
 """,
+    # The norms of this tree have no operator for their output.
+    "recompute-swap-norms": """
+swap_config: {swap: True, op_swap: [{op_name: add, backward_prefetch: 10, layers: True}]}
+recompute_config: {select_recompute: {attention_norm: True, ffn_norm: True, attention: True, feed_forward: True}}
+""",
 }
 
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_is_what_its_yaml_says(name):
     assert baseline_policy(name, [layer(LLAMA)]) == check(WRITTEN[name]).policy
+
+
+def test_outputs_of_norms_are_swapped_where_the_cell_is_not_recomputed_as_a_whole():
+    policy = baseline_policy("recompute-swap-norms", [layer("norm\n  cast*\n  norm*\n  rcast*\nmlp\n  mul*\nadd*")])
+    assert [entry.pattern for entry in policy.op_swap] == ["add", r"norm\.rcast"]
+    assert [entry.pattern for entry in policy.select_recompute] == [r"norm\.cast", r"norm\.norm", "mlp"]
 
 
 def test_the_newer_models_have_other_operators():

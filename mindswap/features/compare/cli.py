@@ -17,7 +17,7 @@ from mindswap.planner.problem import Compared
 from mindswap.policy.coverage import BASELINES
 from mindswap.report.plots import plot_tradeoffs
 
-_BASELINES = "\n".join(f"  {name:<17} {baseline.meaning}" for name, baseline in BASELINES.items())
+_BASELINES = "\n".join(f"  {name:<20} {baseline.meaning}" for name, baseline in BASELINES.items())
 EPILOG = f"""\
 examples:
   mindswap compare a.yaml b.yaml --d2h 20GB/s

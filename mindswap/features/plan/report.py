@@ -164,6 +164,8 @@ def _policy_lines(plan: Plan) -> list[str]:
     lines += [f"recompute  {e.pattern}  {_layers(e.layers)}" for e in policy.select_recompute]
     if policy.layer_recompute:
         lines.append(f"recompute  whole layers  {_layers(policy.layer_recompute)}")
+    if policy.output_recompute:
+        lines.append(f"recompute  their outputs, with the layers after them  {_layers(policy.output_recompute)}")
     return lines or ["nothing is swapped and nothing is recomputed: everything fits"]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from mindswap.config.step_settings import LAYERS_NOT_INLINED, MAX_INLINED_MICRO_BATCHES
 from mindswap.errors import PlanError, SimulationError
 from mindswap.features.plan.budget import find_budget, make_problem, usable_budget
+from mindswap.features.plan.groups import with_groups
 from mindswap.features.plan.pynative import is_model_2x, require_known_swap
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.tidy import without_warnings
@@ -87,7 +88,7 @@ class StepPlanner:
             source = f"{source}; {fragments}" if source else fragments
         if not is_model_2x(step.model):
             plan = compact(step, without_warnings(step, problem, plan))
-            plan = self._in_first_layers(problem, plan, search)
+            plan = with_groups(step, problem, self._in_first_layers(problem, plan, search))
         plan = replace(
             plan,
             compared=(*evaluate_file_policy(problem, self.file_step), *plan.compared),

@@ -207,7 +207,8 @@ def recompute_wins(context: Context) -> Iterator[Finding]:
         fix = f"take {layers} out of one of the two"
         if winner.option == "recompute" and winner.layers.indices is None:
             fix = "recompute: False, or delete swap_config: every layer is recomputed, so nothing is swapped"
-        if winner.option == "recompute" and context.coverage is not None:
+        # The norms of the newer models keep more than full recompute keeps, so the form is none for them.
+        if winner.option == "recompute" and context.coverage is not None and context.settings.use_legacy:
             cells = "|".join(cell_names(context.coverage.layer_classes))
             fix += (
                 f"; or select_recompute of '({cells})' and op_swap of '{ADD}': then the inputs of the cells are swapped"

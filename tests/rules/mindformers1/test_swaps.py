@@ -254,6 +254,12 @@ def test_where_every_layer_is_recomputed_the_fix_says_so():
     )
 
 
+def test_for_the_newer_models_the_fix_names_no_cells():
+    text = "{use_legacy: False, swap_config: {swap: True}, recompute_config: {recompute: True}}"
+    problem = next(problem for problem in check(text).problems if problem.rule == "recompute-wins")
+    assert problem.fix == "recompute: False, or delete swap_config: every layer is recomputed, so nothing is swapped"
+
+
 def test_the_fix_of_a_swap_in_a_recomputed_layer_does_what_it_says():
     """The form of `mindswap compare FILE recompute-swap`: no warning, and each cell is recomputed."""
     problem = next(p for p in check(config("add", "recompute: [1]")).problems if p.rule == "recompute-wins")
