@@ -46,6 +46,8 @@ LAST_FORWARD, FIRST_BACKWARD, LAST_BACKWARD, FIRST_INPUT, FIRST_WEIGHT = map(
     Consumers._fields.index, ("last_forward", "first_backward", "last_backward", "first_input", "first_weight")
 )
 UNUSED = Consumers()[:-1]  # without `last_per_step`
+# Collectives that MindSpore inserts after a partial sum. They write into a tensor of their own.
+SUMMING_KINDS = frozenset({"AllReduce", "ReduceScatter"})
 
 
 @dataclass(eq=False, slots=True)
@@ -236,7 +238,7 @@ class StepReader:
             for c in collectives
             if c.is_before
         ]
-        after = [(c.kind, self.collective_ns(c)) for c in collectives if not c.is_before and c.kind != RING]
+        after = [c for c in collectives if not c.is_before and c.kind != RING]
         position = len(ops)
         wait_per_step = NO_OP
         if op_list.is_forward and not read and not is_gathering(node) and self.static.isdisjoint(node.inputs):
@@ -249,7 +251,7 @@ class StepReader:
                 wait_per_step = max(wait_per_step, tensor.collective)
         if node.op in COMMUNICATION_OPS:  # an explicit communication node
             # No collective: its result is the one of an earlier communication, so it takes no time.
-            duration_ns = after.pop()[1] if after else 0
+            duration_ns = self.collective_ns(after.pop()) if after else 0
             _communicate(ops, label, node.op, duration_ns, NO_OP, is_weight)
         else:
             kind = OpKind.FORWARD if op_list.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
@@ -258,14 +260,31 @@ class StepReader:
             ops += [untimed] if exchange is None else self._run_ring(untimed, op_list, position, exchange, read)
         role = self._role(node, op_list, read, is_communication=bool(after))
         outputs = self._make_outputs(node, label, op_list, position, read, role)
-        for name, duration_ns in after:
-            _communicate(ops, label, name, duration_ns, NO_OP, is_weight)
+        for collective in after:
+            _communicate(ops, label, collective.kind, self.collective_ns(collective), NO_OP, is_weight)
+            if outputs and collective.kind in SUMMING_KINDS:
+                self._add_partial_sum(outputs[0], collective, position, len(ops) - 1, is_weight)
         if ops[-1].kind is OpKind.COLLECTIVE:
             for tensor in outputs:
                 tensor.collective = len(ops) - 1
         offsets = self.offsets.setdefault(op_list, [])
         offset = self.layer_offsets.get(node.name, self.layer_offsets.get(node.origin, 0))
         offsets += [offset] * (len(ops) - len(offsets))
+
+    def _add_partial_sum(
+        self, result: StepTensor, collective: Collective, position: int, sent_at: int, is_weight: bool
+    ) -> None:
+        """Record the partial sum that a collective reads; it is live until an operator waits for the collective.
+
+        `result` begins with the operator, so that of a partial sum of the same size only the copy is added, from the
+        collective on; a larger one, of a ReduceScatter, is there with its operator.
+        """
+        begin = sent_at if collective.size_bytes <= result.type.size_bytes else position
+        operand = TensorType((), "", collective.size_bytes)
+        label = f"{result.label} partial sum"
+        partial = StepTensor(label, operand, result.op_list, begin, result.is_recomputed, result.role)
+        self.tensors.append(partial)
+        partial.note_use(result.op_list, sent_at, is_weight)
 
     def _run_ring(
         self, attention: UntimedOp, op_list: OpList, begin: int, exchange: Collective, read: Sequence[StepTensor]

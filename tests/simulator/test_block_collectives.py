@@ -8,7 +8,9 @@ from mindswap.graph.analysis.collectives import Collective
 from mindswap.graph.analysis.saved_tensors import Names, OperatorNames
 from mindswap.graph.ops import is_kernel
 from mindswap.policy.model import Policy
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import CopySetting, make_arrays
+from mindswap.simulator.memory import interval_times
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import NO_OP, ONE_WAY, OpKind
 from mindswap.simulator.program_builder import build_program
@@ -52,6 +54,38 @@ def test_a_collective_before_its_operator():
         ("mul", OpKind.BACKWARD, 10, 0),
         ("mlp.gelu", OpKind.BACKWARD, 10, NO_OP),
     ]
+
+
+def partial_sums(collective):
+    block = cut(matmul1=collective).layers[1]
+    return [
+        (tensor.size_bytes, tensor.producer_op_index, tensor.uses.last_forward, tensor.uses.first_backward)
+        for tensor in block.tensors
+        if str(tensor.label) == "mlp.matmul partial sum"
+    ]
+
+
+def test_an_operator_is_reduced_into_another_tensor():
+    """The partial sum is live until gelu waits: one as large as the result is added from the collective on."""
+    assert partial_sums(Collective("AllReduce", KIB, 8)) == [(KIB, 1, 1, NO_OP)]
+    assert partial_sums(Collective("ReduceScatter", 8 * KIB, 8)) == [(8 * KIB, 0, 1, NO_OP)]
+
+
+def test_other_collectives_read_what_is_counted_already():
+    assert partial_sums(Collective("AllGather", 8 * KIB, 8)) == []
+    assert partial_sums(Collective("AllReduce", KIB, 8, is_before=True)) == []
+
+
+def test_a_partial_sum_is_freed_when_an_operator_waits_for_its_collective():
+    blocks = cut(matmul1=Collective("AllReduce", KIB, 8))
+    costs = TransferCosts(lambda size: size, lambda size: size, lambda size: 100)
+    timeline = run_program(build_program([blocks.prologue, *blocks.layers, blocks.epilogue], costs))
+    begin_ns, end_ns = interval_times(timeline)
+    labels = [timeline.program.labels[label] for label in timeline.program.intervals.label]
+    (partial,) = [i for i, label in enumerate(labels) if str(label) == "mlp.matmul partial sum"]
+    (sent,) = np.flatnonzero(timeline.program.ops.kind == OpKind.COLLECTIVE)
+    assert begin_ns[partial] == timeline.op_end_ns[sent - 1]
+    assert end_ns[partial] == timeline.op_start_ns[sent + 1] == timeline.op_end_ns[sent]
 
 
 def test_a_collective_waits_for_the_maker_of_the_first_operand_only():
