@@ -32,6 +32,7 @@ from mindswap.simulator.memory_replay import StageAllocations, replay_memory_poo
 from mindswap.simulator.optimizer_allocations import final_gradients, optimizer_allocations, persistent_tensors
 from mindswap.simulator.partition import BlockBuilder
 from mindswap.simulator.placing import TransferCosts
+from mindswap.simulator.planned_memory import planned_activation_bytes
 from mindswap.simulator.program import Program
 from mindswap.simulator.program_builder import build_program
 from mindswap.simulator.stage_weights import StageWeights, describe_training, update_terms, weigh_stages
@@ -229,11 +230,18 @@ class StepModel:
     def actual_peaks_bytes(self, simulated: SimulatedStep) -> tuple[int, ...]:
         """Return the peak of each stage with the fragments of the pool, in bytes; without, if the device maps pages.
 
-        The allocations of the simulated step are replayed in MindSpore's memory pool.
+        The allocations of the simulated step are replayed in MindSpore's memory pool. Addresses that MindSpore plans
+        before the step leave gaps on every device.
         """
         # A step with copies runs at `memory_optimize_level: O0`: SOMAS supports no host memory.
-        is_planned = self.settings.plans_memory and not len(simulated.timeline.program.copies)
-        if not self.costs.device.leaves_fragments or is_planned:
+        if self.settings.plans_memory and not len(simulated.timeline.program.copies):
+            return tuple(
+                max(activation_bytes, planned_activation_bytes(simulated.timeline, stage)) + static.total_bytes
+                for stage, (activation_bytes, static) in enumerate(
+                    zip(simulated.activation_bytes, simulated.static, strict=True)
+                )
+            )
+        if not self.costs.device.leaves_fragments:
             return simulated.peaks_bytes
         return tuple(
             replay_memory_pool(simulated.timeline, stage, self._allocations(stage)) + static.workspace_bytes

@@ -11,6 +11,7 @@ from mindswap.policy.model import ALL_LAYERS, OpSwap, Policy
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.simulator.memory_pool import PERSISTENT_UNIT_BYTES, UNIT_BYTES, MemoryPool
+from mindswap.simulator.planned_memory import planned_activation_bytes
 from tests.simulator.steps import model
 
 DATA = Path(__file__).parents[1] / "data"
@@ -113,7 +114,11 @@ def test_a_simulated_step_is_replayed_on_a_device_that_maps_no_pages():
         assert peak_bytes <= actual_bytes < 2 * peak_bytes
     replayed = step.actual_peaks_bytes(simulated)
     step.settings = replace(step.settings, plans_memory=True)
-    assert step.actual_peaks_bytes(simulated) == simulated.peaks_bytes != replayed
+    planned = step.actual_peaks_bytes(simulated)
+    assert planned != replayed
+    for stage, static in enumerate(simulated.static):
+        plan_bytes = planned_activation_bytes(simulated.timeline, stage)
+        assert planned[stage] == max(plan_bytes, simulated.activation_bytes[stage]) + static.total_bytes
     swapped = step.simulate(Policy(True, op_swap=(OpSwap(".*", ALL_LAYERS, 1),)))
     assert len(swapped.timeline.program.copies)
     assert step.actual_peaks_bytes(swapped) != swapped.peaks_bytes
