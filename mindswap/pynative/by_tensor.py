@@ -79,7 +79,9 @@ def treatment_in_2x(trace: Trace, effect: SettingsEffect) -> StorageTreatment:
     return StorageTreatment(frozenset(moved), frozenset(recomputed))
 
 
-def find_distances_2x(trace: Trace, effect: SettingsEffect) -> dict[int, Distance]:
+def find_distances_2x(
+    trace: Trace, effect: SettingsEffect, layer_indices: Sequence[int] | None = None
+) -> dict[int, Distance]:
     """Return the distance of each storage that mindswap's own executor swaps for settings of MindFormers 2.x.
 
     Each entry has its own distance, all entries of `layer_swap` count, and the last layers are swapped as well.
@@ -87,14 +89,18 @@ def find_distances_2x(trace: Trace, effect: SettingsEffect) -> dict[int, Distanc
     Args:
         trace: the step, recorded with the recompute of the settings.
         effect: the settings, and the paths in each layer.
+        layer_indices: index in the model of each layer of the trace, which is of a pipeline stage; None for all layers.
     """
     settings = effect.settings
     options = ("op_swap", "layer_swap") if settings.is_swap_enabled else ()
     matches = [(target, effect.matches(target)) for option in options for target in settings.of(option)]
 
     def counts(saver: Operator) -> Iterator[int]:
+        index = saver.layer_index
+        if index is not None and layer_indices is not None:
+            index = layer_indices[index]
         for target, paths_by_layer in matches:
-            paths = paths_by_layer.get(saver.layer_index if saver.layer_index is not None else -1)
+            paths = paths_by_layer.get(index if index is not None else -1)
             is_named = paths is not None and (
                 target.pattern is None or all(any(is_within(n, p) for p in paths) for n in _paths_2x(saver))
             )

@@ -60,6 +60,11 @@ class Ledger:
         self._device_bytes_by_event.append(self._device_bytes)
 
     @property
+    def device_bytes(self) -> int:
+        """Live saved bytes."""
+        return self._device_bytes
+
+    @property
     def totals(self) -> Totals:
         """Return the memory and the copies of the pass so far."""
         return Totals(
@@ -87,6 +92,51 @@ def predict(trace: Trace, schedule: StepSchedule) -> Totals:
     return ledger.totals
 
 
+class JointPeak:
+    """Highest sum of the live saved bytes of passes that are in flight at the same time, after any of their events.
+
+    Args:
+        predicted: of each pass, by its schedule.
+        without_swap: the same without swap, with the same events.
+
+    Attributes:
+        device_bytes: as observed.
+        predicted_bytes: according to the schedule, for the passes and events that were observed.
+        without_swap_bytes: the same without swap.
+        num_in_flight: passes at the same time, at most.
+    """
+
+    def __init__(self, predicted: Totals, without_swap: Totals):
+        self._tables = (predicted.device_bytes, without_swap.device_bytes)
+        self._live: dict[int, tuple[int, int, int]] = {}  # by pass: observed, predicted, without swap
+        self._sums = [0, 0, 0]
+        self.device_bytes = self.predicted_bytes = self.without_swap_bytes = self.num_in_flight = 0
+
+    def update(self, key: int, num_events: int, device_bytes: int) -> None:
+        """Observe a pass after an event.
+
+        Args:
+            key: identifies the pass.
+            num_events: its events so far.
+            device_bytes: its live saved bytes.
+        """
+        predicted, without_swap = (table[num_events - 1] for table in self._tables)
+        before, now = self._live.get(key, (0, 0, 0)), (device_bytes, predicted, without_swap)
+        self._live[key] = now
+        self._sums = [total - old + new for total, old, new in zip(self._sums, before, now, strict=True)]
+        self.num_in_flight = max(self.num_in_flight, len(self._live))
+        self.device_bytes = max(self.device_bytes, self._sums[0])
+        self.predicted_bytes = max(self.predicted_bytes, self._sums[1])
+        self.without_swap_bytes = max(self.without_swap_bytes, self._sums[2])
+        if num_events == len(self._tables[0]):
+            self.end(key)
+
+    def end(self, key: int) -> None:
+        """End a pass, which holds nothing any more."""
+        live = self._live.pop(key, (0, 0, 0))
+        self._sums = [total - old for total, old in zip(self._sums, live, strict=True)]
+
+
 # Report of a training: swapped and held bytes compared with the prediction.
 
 SCHEMA, SCHEMA_VERSION = "mindswap-swap-report", 1
@@ -110,6 +160,7 @@ class SwapReport:
     peak_without_swap_bytes: int = 0  # the same according to a schedule without swap
     peak_host_bytes: int = 0  # peak of activations on the host
     held_bytes: int = 0  # named by the policy but not swapped, because other code holds them
+    num_in_flight: int = 0  # passes between the begin of forward and the end of backward at the same time
     left_bytes: int = 0  # left on device and host after the last pass; 0 if nothing leaked
 
     @property
@@ -129,6 +180,17 @@ class SwapReport:
             predicted_peak_bytes=max(self.predicted_peak_bytes, predicted.peak_device_bytes),
             peak_host_bytes=max(self.peak_host_bytes, totals.peak_host_bytes),
             held_bytes=max(self.held_bytes, totals.held_bytes),
+            num_in_flight=max(self.num_in_flight, 1),
+        )
+
+    def with_joint_peak(self, peak: JointPeak) -> "SwapReport":
+        """Return the report with the peaks of passes in flight at the same time, in place of those of one pass."""
+        return replace(
+            self,
+            peak_device_bytes=peak.device_bytes,
+            predicted_peak_bytes=peak.predicted_bytes,
+            peak_without_swap_bytes=peak.without_swap_bytes,
+            num_in_flight=peak.num_in_flight,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -204,3 +204,6 @@ def test_the_own_executor_has_a_distance_for_each_entry_and_op_swap_goes_before_
     assert not checked.problems
     found = find_distances_2x(step(), checked.effect)
     assert found == {index: Distance(count, Unit.LAYERS, True) for index, count in {COPY: 3, PRODUCT: 2}.items()}
+    # The layer of the trace as layer 1 of the model, in the second stage of a pipeline: an entry of layer 0 is not its.
+    found = find_distances_2x(step(), checked.effect, layer_indices=(1,))
+    assert found == dict.fromkeys((COPY, PRODUCT), Distance(1, Unit.LAYERS, True))

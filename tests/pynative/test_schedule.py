@@ -13,7 +13,7 @@ import pytest
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.pynative.ledger import Ledger, SwapReport, Totals, predict
+from mindswap.pynative.ledger import JointPeak, Ledger, SwapReport, Totals, predict
 from mindswap.pynative.schedule import (
     ActionKind,
     Distance,
@@ -306,4 +306,23 @@ def test_the_json_has_a_schema():
 
 def test_a_report_of_nothing_counts_nothing():
     numbers = [value for value in asdict(SwapReport("CPU")).values() if isinstance(value, int)]
-    assert len(numbers) == 13 and not any(numbers)
+    assert len(numbers) == 14 and not any(numbers)
+
+
+def test_the_peak_of_passes_in_flight_is_the_highest_sum_after_any_event():
+    """A pass keeps 100, 20 and 90 bytes by its schedule, 100 after each event without swap.
+
+    Events: first pass 1, 2; second pass 1; first pass 3 (its end); second pass 2, 3. Sums: 100, 20, 120, 190, and
+    behind the end of the first 20, 90. Without swap 100, 100, 200, 200, 100, 100.
+    """
+    peak = JointPeak(Totals((100, 20, 90), 100, 80, 80, 80), Totals((100, 100, 100), 100, 0, 0, 0))
+    for key, num_events, device_bytes in ((7, 1, 100), (7, 2, 20), (8, 1, 100), (7, 3, 90), (8, 2, 30), (8, 3, 90)):
+        peak.update(key, num_events, device_bytes)
+    assert (peak.device_bytes, peak.predicted_bytes, peak.without_swap_bytes) == (190, 190, 200)
+    assert peak.num_in_flight == 2
+    report = SwapReport("CPU").with_pass(PREDICTED, PREDICTED).with_joint_peak(peak)
+    assert (report.peak_device_bytes, report.peak_without_swap_bytes, report.num_in_flight) == (190, 200, 2)
+    peak.update(9, 1, 50)
+    peak.end(9)
+    peak.update(10, 1, 60)
+    assert peak.device_bytes == 190 and peak.num_in_flight == 2

@@ -10,6 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindformers.pynative.layers import layer_norm
 from mindformers.pynative.layers.flash_attention import FlashAttention
+from mindformers.pynative.transformers.moe import moe_utils
 from mindspore import mint, ops
 
 from mindswap.errors import LaunchError
@@ -36,6 +37,7 @@ def replace_cpu_kernels() -> None:
     mint.stack = lambda tensors, dim=0: mint.concat([mint.unsqueeze(x, dim) for x in tensors], dim)
     for owner in (mint, ops, ms.Tensor):
         owner.addcmul = _addcmul
+    moe_utils.clear_aux_losses_tracker = _clear_losses
 
 
 def _attention(self, query, key, value, attention_mask=None, *_, **__):
@@ -142,6 +144,11 @@ def _unsupported(call: str, allowed: str) -> LaunchError:
         f"    allowed: {allowed}\n"
         "    fix:     a dense model as Qwen3, or device target Ascend"
     )
+
+
+def _clear_losses() -> None:
+    """Clear the losses of experts as a whole; a CPU does not write into the items of a tensor that a loop gives."""
+    moe_utils.get_moe_layer_wise_logging_tracker()["values"].zero_()
 
 
 def _addcmul(x, first, second, value=1, **_):

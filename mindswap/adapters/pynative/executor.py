@@ -63,9 +63,11 @@ class Executor:
         copies: engine that copies between device and host.
         poison: fill memory for prefetched tensors with NaN first, for tests.
         on_pass: receives the totals of each pass that followed the entire schedule.
+        on_event: called after each event that followed the schedule, and when a pass differs; None for no call.
 
     Attributes:
         totals: of the last pass that followed the entire schedule.
+        num_events: events of the pass so far.
         num_passes: passes that followed the entire schedule.
         num_deviations: passes that did not.
         has_deviated: the saves of the last pass differed from the trace, so a new trace is needed.
@@ -74,8 +76,10 @@ class Executor:
     def __init__(
         self, trace: Trace, schedule: StepSchedule, copies: CopyEngine, poison: bool = False,
         on_pass: Callable[[Totals], None] = lambda totals: None,
+        on_event: Callable[["Executor"], None] | None = None,
     ):  # fmt: skip
         self.trace = trace
+        self.on_event = on_event
         self.on_pass = on_pass
         self.schedule = schedule
         self.copies = copies
@@ -84,9 +88,13 @@ class Executor:
         self.num_passes = self.num_deviations = 0
         self.has_deviated = False
         self._moved = frozenset(schedule.moved)
-        self._copies: dict[int, PendingCopy] = {}
-        self._references = MemoryReferences()
+        self.pending_copies: dict[int, PendingCopy] = {}
         self._start()
+
+    @property
+    def booked_bytes(self) -> int:
+        """Device memory of saved storages according to the ledger."""
+        return self._ledger.device_bytes
 
     @property
     def device_bytes(self) -> tuple[int, int]:
@@ -98,10 +106,10 @@ class Executor:
     @property
     def is_unfinished(self) -> bool:
         """Return whether the last pass has not ended."""
-        return 0 < self._position < len(self.schedule.events)
+        return 0 < self.num_events < len(self.schedule.events)
 
     def _start(self) -> None:
-        self._position = 0
+        self.num_events = 0
         self._thread = threading.get_ident()
         self._is_following = True
         self._has_saved = False
@@ -110,16 +118,16 @@ class Executor:
         self._just_copied: set[int] = set()  # its copy to the host began at the last event
         self._ledger = Ledger()
 
-    # -- called by the watch ------------------------------------------------------------------------
+    # -- called by the watch
 
     def begin(self, inputs) -> None:
         """Start a pass, or one more forward of the same pass; a previous pass without backward is given up."""
         is_same_thread = self._thread == threading.get_ident()
-        if is_same_thread and self._is_following and self._position > 0 and self._expects(*self.schedule.first_event):
+        if is_same_thread and self._is_following and self.num_events > 0 and self._expects(*self.schedule.first_event):
             return
         self.give_up()
         self._start()
-        self._references.begin()
+        self._references = MemoryReferences()
         self.has_deviated = False
         if is_nested():
             self._deviate("gradients of gradients")
@@ -127,10 +135,10 @@ class Executor:
     def give_up(self) -> None:
         """Restore all offloaded storages and continue the pass without swap."""
         self._is_following = False
-        while self._copies:
-            index = next(iter(self._copies))
+        while self.pending_copies:
+            index = next(iter(self.pending_copies))
             self._restore(index)
-            self.copies.wait(self._copies.pop(index))
+            self.copies.wait(self.pending_copies.pop(index))
         self._live.clear()
 
     def end_forward(self, outputs) -> None:
@@ -150,12 +158,12 @@ class Executor:
         memories = {index: self._live[index].memory for index in self._pending_release | self._just_copied}
         unreferenced = memories.keys() - self._references.find_referenced(memories, own)
         for index in unreferenced & self._just_copied:  # from now on nobody can write into it
-            self._copies[index].is_final = self._live[index].is_unmodified
+            self.pending_copies[index].is_final = self._live[index].is_unmodified
         self._just_copied.clear()
         for index in sorted(unreferenced & self._pending_release):
             live = self._live[index]
             if live.is_unmodified:
-                self.copies.release(self._copies[index])
+                self.copies.release(self.pending_copies[index])
                 for saved in live.saves:
                     saved.drop()
                 self._pending_release.remove(index)
@@ -209,7 +217,7 @@ class Executor:
 
     def _next(self, kind: EventKind) -> int | None:
         """Return the index of the next event of the schedule, if it is of this kind."""
-        ahead = self.schedule.events[self._position : self._position + 1]
+        ahead = self.schedule.events[self.num_events : self.num_events + 1]
         return ahead[0].index if ahead and ahead[0].kind is kind else None
 
     def _expects(self, kind: EventKind, index: int) -> bool:
@@ -238,18 +246,20 @@ class Executor:
         return number
 
     def _run_actions(self) -> None:
-        for action in self.schedule.actions[self._position]:
+        for action in self.schedule.actions[self.num_events]:
             self._run_action(action)
         self._ledger.end_event()
-        self._position += 1
-        if self._position == len(self.schedule.events):
+        self.num_events += 1
+        if self.on_event is not None:
+            self.on_event(self)
+        if self.num_events == len(self.schedule.events):
             self._finish()
 
     def _run_action(self, action: StorageAction) -> None:
         index = action.storage
         size = self.trace.storages[index].size_bytes
         if action.kind is ActionKind.OFFLOAD:
-            self._copies[index] = self.copies.offload(self._live[index].saves[0].storage, size)
+            self.pending_copies[index] = self.copies.offload(self._live[index].saves[0].storage, size)
             self._just_copied.add(index)
         elif action.kind is ActionKind.RELEASE:
             self._pending_release.add(index)
@@ -257,7 +267,7 @@ class Executor:
             if not self._restore(index):
                 self._ledger.held_bytes += size
         elif action.kind is ActionKind.WAIT:
-            self.copies.wait(self._copies.pop(index))
+            self.copies.wait(self.pending_copies.pop(index))
         elif action.kind is ActionKind.DROP:
             self._live.pop(index, None)
         self._ledger.book(action.kind, index, size)
@@ -276,11 +286,13 @@ class Executor:
         if self._has_saved:
             self.has_deviated = True
             self.num_deviations += 1
+            if self.on_event is not None:
+                self.on_event(self)
             logger.warning("the step is not the one that was recorded (%s): it runs without swap", reason)
 
     def _restore(self, index: int) -> bool:
         """Restore a storage; return False if it was never dropped, because other code references it."""
-        copy = self._copies[index]
+        copy = self.pending_copies[index]
         self._pending_release.discard(index)
         if copy.storage is None:
             self.copies.prefetch(copy, self._live[index].allocate(copy.size_bytes), self.poison)

@@ -5,11 +5,12 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from mindspore import nn
 
-from mindswap.adapters.pynative.saved_tensors import SavedTensor, frames
+from mindswap.adapters.pynative.observers import UNOBSERVED, Observer, read_saved
+from mindswap.adapters.pynative.saved_tensors import frames
 from mindswap.adapters.pynative.threads import SoleThread
 from mindswap.adapters.pynative.values import tensors_in
 from mindswap.adapters.versions import pynative_executor
@@ -19,28 +20,6 @@ from mindswap.pynative.trace import EventKind
 logger = logging.getLogger(__name__)
 
 _HOOK_LOOPS = ("_run_forward_pre_hook", "_run_forward_hook")  # functions of MindSpore that iterate over hooks
-
-
-class Observer(Protocol):
-    """Interface of an observer for `Watch`."""
-
-    def begin(self, inputs) -> None:
-        """Observe the start of forward of the network."""
-
-    def end_forward(self, outputs) -> None:
-        """Observe the end of forward of the network."""
-
-    def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
-        """Observe a layer that begins forward with some inputs, ends it with some outputs, or begins backward."""
-
-    def between_operators(self) -> None:
-        """Observe the end of a cell in a layer."""
-
-    def save(self, tensor, layer_index: int) -> Any:
-        """Return the object that autograd saves in place of a tensor."""
-
-    def read(self, kept):
-        """Return the tensor for a result of `save`, when backward reads it."""
 
 
 class Hook:
@@ -88,22 +67,6 @@ class _LayerCalls:
     num_calls: int = 0  # calls in this forward pass of the network
 
 
-class _UnobservedSaves:
-    """Handles the saved tensors of a thread that is not observed."""
-
-    def save(self, tensor, layer_index: int) -> SavedTensor:
-        """See `Observer`."""
-        return SavedTensor(tensor)
-
-    def read(self, kept: SavedTensor):
-        """See `Observer`."""
-        kept.require_unmodified()
-        return kept.tensor
-
-
-_UNOBSERVED = _UnobservedSaves()
-
-
 class Watch:
     """Hooks on a network and its layers, until `remove`.
 
@@ -115,12 +78,16 @@ class Watch:
         observer: receives the events; may be replaced between steps.
         hooked_layers: layers whose saved tensors are reported; default all.
         before_pass: called before forward of the network; it may replace the observer.
+        has_passes_in_flight: each forward of the network has an observer of its own, which also gets its backward.
     """
 
     def __init__(
         self, network: nn.Cell, layers: Sequence[nn.Cell], observer: Observer,
         hooked_layers: Iterable[int] | None = None, before_pass: Callable[[], None] = lambda: None,
+        has_passes_in_flight: bool = False,
     ):  # fmt: skip
+        self.has_passes_in_flight = has_passes_in_flight
+        self._in_backward: weakref.ref[Observer] | None = None  # observer of the pass that was in backward last
         self.network = network
         self.layers = layers
         self.observer = observer
@@ -168,10 +135,9 @@ class Watch:
             if self.hooked_layers.isdisjoint(calls.indices):
                 calls.cell.register_saved_tensors_hooks(None, None)
             else:
-                # The observer of a save also receives its reads, even if it has been replaced since.
                 calls.cell.register_saved_tensors_hooks(
                     SavedTensorHook(lambda tensor, calls=calls: self._pack(tensor, calls)),
-                    SavedTensorHook(lambda packed: packed[0].read(packed[1])),
+                    SavedTensorHook(self._read if self.has_passes_in_flight else read_saved),
                 )
 
     def remove(self) -> None:
@@ -216,8 +182,20 @@ class Watch:
     def _pack(self, tensor, calls: _LayerCalls) -> tuple[Any, Any]:
         if not self._thread.is_this:
             self._thread.disturb()
-            return _UNOBSERVED, _UNOBSERVED.save(tensor, calls.index)
-        return self.observer, self.observer.save(tensor, calls.index)
+            return UNOBSERVED, UNOBSERVED.save(tensor, calls.index)
+        observer = self._current()
+        return observer, observer.save(tensor, calls.index)
+
+    def _current(self) -> Observer:
+        """Return the observer of the running pass; a recomputed layer runs in the pass whose backward runs."""
+        if not self.has_passes_in_flight or pynative_executor.get_current_autodiff_engine_id() == -1:
+            return self.observer
+        observer = self._in_backward and self._in_backward()
+        return observer or self.observer
+
+    def _read(self, packed: tuple[Any, Any]) -> Any:
+        self._in_backward = weakref.ref(packed[0])
+        return read_saved(packed)
 
     def _hook(self, calls: _LayerCalls) -> None:
         watch_ref = weakref.ref(self)  # MindSpore keeps the hooks of the last step, so they must not hold references
@@ -225,12 +203,14 @@ class Watch:
         def begin(cell, args, kwargs):
             if self._is_watched():
                 self._count(calls)
-                self.observer.pass_boundary(EventKind.FORWARD_BEGIN, calls.index, (args, kwargs))
+                self._current().pass_boundary(EventKind.FORWARD_BEGIN, calls.index, (args, kwargs))
 
         def end(cell, args, outputs):
             if not self._is_watched():
                 return
-            self.observer.pass_boundary(EventKind.FORWARD_END, calls.index, outputs)
+            current = self._current()
+            current.pass_boundary(EventKind.FORWARD_END, calls.index, outputs)
+            own_ref = weakref.ref(current) if self.has_passes_in_flight else None
             waiting = [calls.index]  # the first gradient that arrives begins backward of the layer
 
             def begin_backward(gradient):
@@ -238,7 +218,10 @@ class Watch:
                 if watch is not None:
                     watch._thread.require()
                     watch._last_backward = waiting.pop()
-                    watch.observer.pass_boundary(EventKind.BACKWARD_BEGIN, watch._last_backward)
+                    watch._in_backward = own_ref
+                    observer = watch.observer if own_ref is None else own_ref()
+                    if observer is not None:
+                        observer.pass_boundary(EventKind.BACKWARD_BEGIN, watch._last_backward)
 
             # A backward hook of a cell would insert views around its inputs and outputs; one of a tensor does not.
             for tensor in tensors_in(outputs):
@@ -254,7 +237,7 @@ class Watch:
 
         def end_of_cell(cell, args, outputs):
             if self._is_watched():
-                self.observer.between_operators()
+                self._current().between_operators()
 
         for _, cell in layer.cells_and_names():
             if cell is not layer:

@@ -11,6 +11,20 @@ def layers_of(model: nn.Cell) -> list[nn.Cell]:
     return [*gpt_model.decoder.layers, *getattr(getattr(gpt_model, "mtp", None), "layers", ())]
 
 
+def indices_of_layers(model: nn.Cell, num_decoder_layers: int) -> tuple[int, ...]:
+    """Return the indices of a model's layers in the full model, of which a pipeline stage has a part.
+
+    Args:
+        model: model or stage.
+        num_decoder_layers: layers of the full model, without those for multi-token prediction.
+    """
+    num_layers = len(layers_of(model))
+    decoder = find_gpt_model(model).decoder
+    num_own = len(list(decoder.layers))
+    first = getattr(decoder, "layer_start", 0)
+    return (*range(first, first + num_own), *range(num_decoder_layers, num_decoder_layers + num_layers - num_own))
+
+
 def find_gpt_model(model: nn.Cell) -> nn.Cell:
     """Return the cell whose `decoder` has the layers.
 

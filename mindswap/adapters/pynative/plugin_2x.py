@@ -18,8 +18,8 @@ from mindformers.pynative.trainer import Trainer
 from mindformers.tools.logger import get_logger, logger
 
 from mindswap.adapters.pynative.copies import StreamCopies, ThreadCopies
-from mindswap.adapters.pynative.layers_2x import layers_of
-from mindswap.adapters.pynative.swap import Swap
+from mindswap.adapters.pynative.layers_2x import indices_of_layers, layers_of
+from mindswap.adapters.pynative.swap import PipelineSwap, Swap
 from mindswap.errors import LaunchError
 from mindswap.policy.formats.mindformers2.effect import SettingsEffect, log_lines
 from mindswap.pynative.by_tensor import find_distances_2x
@@ -68,10 +68,13 @@ class Session2x(logging.Handler):
             raise LaunchError("mindswap.swap_engine: several pipeline chunks in a process are not swapped")
         (network,) = trainer.model
         copies = ThreadCopies() if ms.get_context("device_target") == "CPU" else StreamCopies()
-        self.swap = Swap(
+        num_decoder_layers = (settings.num_layers or 0) - settings.num_mtp_layers
+        layer_indices = indices_of_layers(network, num_decoder_layers)
+        new_swap = PipelineSwap if trainer.schedule is not None else Swap
+        self.swap = new_swap(
             network,
             layers_of(network),
-            lambda trace: find_distances_2x(trace, self.effect),
+            lambda trace: find_distances_2x(trace, self.effect, layer_indices),
             copies=copies,
             poison=self.is_audited,
             watch_all=self.is_audited,

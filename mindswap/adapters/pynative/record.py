@@ -42,10 +42,19 @@ class Recorder:
         network: the cell whose call is the forward pass.
         layers: its transformer layers.
         with_values: record the inputs and outputs of operators.
+        has_passes_in_flight: other passes may run between forward and backward of the recorded one; their operators
+            are not recorded.
     """
 
-    def __init__(self, network: nn.Cell, layers: Sequence[nn.Cell], with_values: bool = False):
+    def __init__(
+        self,
+        network: nn.Cell,
+        layers: Sequence[nn.Cell],
+        with_values: bool = False,
+        has_passes_in_flight: bool = False,
+    ):
         self.network = network
+        self.has_passes_in_flight = has_passes_in_flight
         self.with_values = with_values
         self.num_layers = len(layers)
         self.paths = CallPaths(layers)
@@ -68,6 +77,7 @@ class Recorder:
         self.packed: set[int] = set()  # `id` of the tensors that autograd saves
         self.viewed: set[int] = set()  # addresses in the current layer with more than one tensor
         self.is_forward = True
+        self.is_paused = False  # another pass runs
         self.pass_thread = threading.get_ident()
         self.paths.layer_index = None
         self.values = ValueBook()
@@ -94,7 +104,18 @@ class Recorder:
             if index is not None:
                 self.storages[index].protection = "output"
         self.is_forward = False
+        self.is_paused = self.has_passes_in_flight
         self.held = []
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether forward was recorded and backward has not begun."""
+        return bool(self.saves) and not self.has_backward
+
+    @property
+    def has_backward(self) -> bool:
+        """Return whether backward was recorded, or a part of it."""
+        return any(event.kind in BACKWARD_KINDS for event in self.events)
 
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
         """Record the start or end of a layer, whose inputs and outputs may be read by all of its operators."""
@@ -146,7 +167,8 @@ class Recorder:
 
     def _begin_backward(self) -> None:
         """Protect referenced storages at the first event of backward; with values the recorder itself holds all."""
-        if not self.with_values and not any(event.kind in BACKWARD_KINDS for event in self.events):
+        self.is_paused = False
+        if not self.with_values and not self.has_backward:
             self._protect_referenced()
 
     def _protect_referenced(self) -> None:
@@ -188,6 +210,8 @@ class Recorder:
 
     def begin_operator(self, name: str, args) -> None:
         """Record the start of an operator."""
+        if self.is_paused:
+            return
         primitive = next((arg for arg in args if isinstance(arg, Primitive)), None)
         path, alternative_names = self.paths.of_operator(name, primitive, self.is_forward)
         self.open_inputs = {address_of(tensor) for tensor in tensors_in(args)} if self.is_forward else set()
@@ -203,6 +227,8 @@ class Recorder:
 
     def end_operator(self, outputs) -> None:
         """Record the outputs of an operator, which did not produce those in the memory of an input (views)."""
+        if self.is_paused:
+            return
         inputs = self.open_inputs or set()
         if self.with_values:
             values = self.values.of_outputs(self.operators[-1].inputs, outputs)
@@ -220,7 +246,7 @@ class Recorder:
 
     def finish(self) -> None:
         """Complete the trace, if the pass had a backward pass."""
-        if not any(event.kind in BACKWARD_KINDS for event in self.events):
+        if not self.has_backward:
             return
         memories = self.values.memories  # empty without values
         storages = tuple(

@@ -1,6 +1,7 @@
 """Swap of a network in PyNative mode: the first pass is recorded, and all later passes swap."""
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +14,13 @@ from mindswap.adapters.pynative.copies import CopyEngine, default_copies
 from mindswap.adapters.pynative.dispatch import leave_closed_modes, recording
 from mindswap.adapters.pynative.executor import Executor
 from mindswap.adapters.pynative.hooks import Watch
+from mindswap.adapters.pynative.in_flight import PassesInFlight
+from mindswap.adapters.pynative.observers import UnobservedPass
 from mindswap.adapters.pynative.record import Recorder
 from mindswap.adapters.pynative.saved_tensors import require_known_gradients
 from mindswap.errors import ApplyError
 from mindswap.policy.resolve import LayerDecisions
-from mindswap.pynative.ledger import SwapReport, Totals, predict
+from mindswap.pynative.ledger import JointPeak, SwapReport, Totals, predict
 from mindswap.pynative.schedule import Distance, StepSchedule, Unit, find_distances, make_schedule
 from mindswap.pynative.trace import HELD, Trace
 
@@ -44,10 +47,12 @@ class Swap:
             than the others; None to record the first pass.
 
     Attributes:
+        has_passes_in_flight: see `PipelineSwap`.
         watch: its hooks on the network.
         trace: recorded pass; None before.
         schedule: made from the trace; None before.
-        executor: runs the schedule; None before.
+        executor: runs the schedule, in the last pass; None before.
+        passes: executors of passes in flight; None before, and without such passes.
         predicted: totals of a pass by the schedule; None before.
         report: all passes so far.
 
@@ -55,6 +60,8 @@ class Swap:
         ApplyError: if a swap is active on this network, there is no copy engine for this device, or this MindSpore
             differentiates by other functions.
     """
+
+    has_passes_in_flight = False
 
     def __init__(
         self, network: nn.Cell, layers: Sequence[nn.Cell], decisions: Sequence[LayerDecisions] | FindDistances,
@@ -77,11 +84,18 @@ class Swap:
         self.schedule: StepSchedule | None = None
         self.predicted: Totals | None = None
         self.executor: Executor | None = None
+        self.passes: PassesInFlight | None = None
         self.report = SwapReport(ms.get_context("device_target"))
-        recorder = Recorder(network, self.layers)
+        recorder = self._new_recorder()
         self._recorder: Recorder | None = recorder if trace is None else None
         self._recording = contextlib.ExitStack()
-        self.watch = Watch(network, self.layers, recorder, before_pass=self._before_pass)
+        self.watch = Watch(
+            network,
+            self.layers,
+            recorder,
+            before_pass=self._before_pass,
+            has_passes_in_flight=self.has_passes_in_flight,
+        )
         _running[network] = weakref.ref(self)
         if trace is not None:
             self._follow(trace)
@@ -95,8 +109,10 @@ class Swap:
         """End the training: restore what is still on the host, and return the report."""
         if self.executor is not None and self.executor.is_unfinished:  # the last pass has no backward, or broke off
             self.executor.give_up()
+        if self.passes is not None:
+            self.passes.give_up_unfinished()
         left_bytes = self.copies.host_bytes + (self.totals.device_bytes[-1] if self.totals is not None else 0)
-        last_pass_deviated = self.executor is not None and self.executor.has_deviated
+        last_pass_deviated = self._has_deviated()
         self._stop()
         return replace(
             self.report, left_bytes=left_bytes, num_deviations=self.report.num_deviations + last_pass_deviated
@@ -112,10 +128,21 @@ class Swap:
         self._recording.close()
         if self.executor is not None:
             self.executor.give_up()
+        if self.passes is not None:
+            self.passes.give_up()
+
+    def _new_recorder(self) -> Recorder:
+        return Recorder(self.network, self.layers, has_passes_in_flight=self.has_passes_in_flight)
 
     def _before_pass(self) -> None:
         """Prepare a pass: switch from recording to swapping, and back if the last pass differed."""
         leave_closed_modes()
+        if self._recorder is not None and self._recorder.is_open and self.has_passes_in_flight:
+            observer = self.watch.observer
+            if not (isinstance(observer, UnobservedPass) and observer.has_backward):
+                self.watch.observer = UnobservedPass()
+                return
+            self._record(self._new_recorder())  # a later pass had its backward, so the recorded one has none
         if self._recorder is not None:
             self._recorder.finish()
             if self._recorder.trace is not None:
@@ -123,11 +150,21 @@ class Swap:
                 self._follow(self._recorder.trace)
             elif self._recorder.thread != threading.get_ident():
                 self._record(self._recorder)
-        elif self.executor is not None and self.executor.has_deviated:
-            self.executor.give_up()
+            else:
+                self.watch.observer = self._recorder
+        elif self._has_deviated():
+            if self.executor is not None:
+                self.executor.give_up()
             self.report = replace(self.report, num_deviations=self.report.num_deviations + 1)
-            self.executor = None
-            self._record(Recorder(self.network, self.layers))
+            self.executor = self.passes = None
+            self._record(self._new_recorder())
+        elif self.passes is not None:
+            self.executor = self.watch.observer = self.passes.next()
+
+    def _has_deviated(self) -> bool:
+        if self.passes is not None:
+            return self.passes.has_deviated
+        return self.executor is not None and self.executor.has_deviated
 
     def _record(self, recorder: Recorder) -> None:
         self._recording.close()
@@ -143,22 +180,38 @@ class Swap:
         held = [trace.storages[index] for index in named if trace.storages[index].protection == HELD]
         self.schedule = make_schedule(trace, named, watched)
         self.predicted = predict(trace, self.schedule)
-        without = predict(trace, make_schedule(trace, {}, self.schedule.hooked_layers)).peak_device_bytes
+        without = predict(trace, make_schedule(trace, {}, self.schedule.hooked_layers))
         self.report = replace(
             self.report,
             is_audited=self.watch_all and self.poison,
             num_recorded=self.report.num_recorded + (self._recorder is not None),
             held_bytes=max(self.report.held_bytes, sum(storage.size_bytes for storage in held)),
-            peak_without_swap_bytes=max(self.report.peak_without_swap_bytes, without),
+            peak_without_swap_bytes=max(self.report.peak_without_swap_bytes, without.peak_device_bytes),
         )
         self._recorder = None
-        self.executor = self.watch.observer = Executor(trace, self.schedule, self.copies, self.poison, self._count)
+        new_executor = functools.partial(Executor, trace, self.schedule, self.copies, self.poison, self._count)
+        if self.has_passes_in_flight:
+            self.passes = PassesInFlight(new_executor, JointPeak(self.predicted, without))
+            self.executor = self.watch.observer = self.passes.next()
+        else:
+            self.executor = self.watch.observer = new_executor()
         self.watch.choose(self.schedule.hooked_layers)
 
     def _count(self, totals: Totals) -> None:
         if self.predicted is None:
             raise AssertionError("a pass before the schedule was made")
         self.report = self.report.with_pass(totals, self.predicted)
+        if self.passes is not None:
+            self.report = self.report.with_joint_peak(self.passes.peak)
+
+
+class PipelineSwap(Swap):
+    """Swap of a network whose forward runs again before backward of an earlier call, as in a stage of a pipeline.
+
+    Each call is a pass of its own. In `Swap` such calls are one pass, as they have one backward.
+    """
+
+    has_passes_in_flight = True
 
 
 @contextlib.contextmanager

@@ -58,8 +58,8 @@ def prepare_training_2x(document: Document, training: Training) -> PynativeTrain
         refuse_without_effect(document, training.options)
     require_valid_2x(document)
     require_mindformers_2x(document)
-    _require_hyper_parallel()
     device = find_device_target(document, training.options)
+    _require_hyper_parallel(document, device)
     trace = recorded_step(document, device)
     if training.script is None:
         set_output_folder(training.options)
@@ -76,14 +76,16 @@ def prepare_training_2x(document: Document, training: Training) -> PynativeTrain
     return PynativeTraining(document, training.script, training.options, session)
 
 
-def _require_hyper_parallel() -> None:
-    """Require HyperParallel if there are several processes; mindswap's stand-in is for one."""
+def _require_hyper_parallel(document: Document, device: str) -> None:
+    """Require HyperParallel if there are several processes; mindswap's stand-in has pipeline stages on a CPU only."""
     num_processes = count_processes()
+    if device == "CPU" and num_processes == document.count("parallelism", "pipeline_parallel"):
+        return
     if num_processes > 1 and importlib.util.find_spec("hyper_parallel") is None:
         raise LaunchError(
             f"RANK_SIZE is {num_processes}: several processes of MindFormers 2.x need HyperParallel, which this Python "
             "does not have\n"
-            "    allowed: 1\n"
+            "    allowed: 1; with --device_target CPU also a process for each stage of parallelism.pipeline_parallel\n"
             "    fix:     build release 1.0.0 of github.com/mindspore-ai/hyper-parallel (PyPI does not have it)"
         )
 

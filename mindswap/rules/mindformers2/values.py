@@ -204,7 +204,7 @@ def cpu_target(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def pipeline(context: Context2x) -> Iterator[Finding]:
-    """Swap is enabled with pipeline stages: MindFormers 2.x refuses that.
+    """Swap is enabled with pipeline stages: MindFormers 2.x refuses that, mindswap's own executor does not.
 
     PASS:
         parallelism: {pipeline_parallel: 1}
@@ -216,9 +216,10 @@ def pipeline(context: Context2x) -> Iterator[Finding]:
     """
     node = context.document.get("parallelism", "pipeline_parallel")
     num_stages = context.document.count("parallelism", "pipeline_parallel")
-    if context.settings.is_swap_enabled and node is not None and num_stages > 1:
+    settings = context.settings
+    if settings.is_swap_enabled and not settings.is_own_engine and node is not None and num_stages > 1:
         message = f"parallelism.pipeline_parallel: {num_stages} stages, but swap works without stages only"
-        fix = "pipeline_parallel: 1, or swap.enable: False and recompute instead"
+        fix = "mindswap: {swap_engine: mindswap}, or pipeline_parallel: 1, or swap.enable: False and recompute instead"
         yield Finding(node.location, message, "1 with swap", fix)
 
 

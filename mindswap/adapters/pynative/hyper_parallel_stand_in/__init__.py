@@ -1,9 +1,9 @@
-"""Stand-in for HyperParallel 1.0 in a dry run of one process, for MindFormers 2.x.
+"""Stand-in for HyperParallel 1.0, for MindFormers 2.x: one process, or a process for each pipeline stage.
 
 MindFormers 2.x imports `hyper_parallel` in most of its PyNative modules, and PyPI does not have it. This stand-in has
-what one process uses: swap and recompute wrappers, and the methods of tensors that the trainer calls. It is written
-from HyperParallel's documentation. Every other name can be imported, but not used: it raises `LaunchError` with that
-name.
+what one process uses: swap and recompute wrappers, and the methods of tensors that the trainer calls; and pipeline
+stages, without data, tensor, context and expert parallelism. It is written from HyperParallel's documentation. Every
+other name can be imported, but not used: it raises `LaunchError` with that name.
 """
 
 import importlib.machinery
@@ -14,7 +14,7 @@ from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 from typing import Any
 
-from mindswap.adapters.pynative.hyper_parallel_stand_in import autograd, swap, wrappers
+from mindswap.adapters.pynative.hyper_parallel_stand_in import autograd, mesh, pipeline, swap, wrappers
 from mindswap.errors import LaunchError
 
 NAME = "hyper_parallel"
@@ -58,7 +58,12 @@ class Partial(TensorPlacement):
 
 # Module below `hyper_parallel` -> names that one process uses.
 PROVIDED: dict[str, dict[str, Any]] = {
-    "": {"SkipDTensorDispatch": SkipDTensorDispatch},
+    "": {
+        "DeviceMesh": mesh.DeviceMesh,
+        "PipelineStage": pipeline.PipelineStage,
+        "SkipDTensorDispatch": SkipDTensorDispatch,
+        "init_device_mesh": mesh.init_device_mesh,
+    },
     "core.activation_checkpoint": {
         "CheckpointPolicy": swap.CheckpointPolicy,
         "SwapManager": swap.SwapManager,
@@ -71,6 +76,15 @@ PROVIDED: dict[str, dict[str, Any]] = {
         "Placement": TensorPlacement,
         "Replicate": Replicate,
         "Shard": Shard,
+    },
+    "core.fully_shard.api": {
+        "MixedPrecisionPolicy": mesh.MixedPrecisionPolicy,
+        "fully_shard": mesh.fully_shard,
+    },
+    "core.fully_shard.utils": {"CPUOffloadPolicy": mesh.CPUOffloadPolicy, "OffloadPolicy": mesh.OffloadPolicy},
+    "core.pipeline_parallel": {
+        "Schedule1F1B": pipeline.Schedule1F1B,
+        "ScheduleGPipe": pipeline.ScheduleGPipe,
     },
     "platform": {"get_platform": Platform},
     "platform.mindspore.autograd_compat": {
@@ -85,7 +99,8 @@ def unsupported_class(path: str) -> type:
     def refuse(*args: object, **kwargs: object) -> None:
         raise LaunchError(
             f"{path}: needs HyperParallel, which is not installed\n"
-            "    allowed: what one process uses: swap, recompute, no communication and no fused operators of its own\n"
+            "    allowed: one process, or one for each pipeline stage: swap, recompute, no other parallelism, and no "
+            "fused operators of its own\n"
             "    fix:     build release 1.0.0 of github.com/mindspore-ai/hyper-parallel (PyPI does not have it)"
         )
 

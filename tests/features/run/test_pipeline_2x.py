@@ -1,0 +1,94 @@
+"""`mindswap run` with pipeline stages of MindFormers 2.1.0's trainer: two workers of msrun on a CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mindswap.runtime.msrun import free_port
+from tests.features.dryrun.test_trainer_on_backend import has_mindformers_2x
+from tests.features.run.test_pynative_2x import STEP
+
+pytestmark = [
+    pytest.mark.mindspore,
+    pytest.mark.mindformers2,
+    pytest.mark.skipif(not has_mindformers_2x(), reason="make test-2x runs it where MindFormers 2.x is"),
+]
+
+SET = Path(__file__).parents[3] / "benchmarks/dryrun/trainer_set.yaml"
+LENGTH, NUM_TOKENS, NUM_STEPS, NUM_MICRO_BATCHES, NUM_STAGES = 16, 64, 2, 3, 2
+
+
+def pipeline_model(folder: Path, own_swap: bool) -> Path:
+    """A DeepSeek-V3 with latent attention and without experts: the Qwen3 of 2.1.0 has no stages."""
+    num_rows = NUM_MICRO_BATCHES * (NUM_STEPS + 1)
+    rows = [[(7 * row + 3 * i * i) % NUM_TOKENS for i in range(LENGTH + 1)] for row in range(num_rows)]
+    samples = [
+        {"input_ids": row[:-1], "labels": row[1:], "loss_mask": [1.0] * LENGTH, "position_ids": list(range(LENGTH))}
+        for row in rows
+    ]
+    data = folder / "data.json"
+    data.write_text("\n".join(map(json.dumps, samples)), encoding="utf-8")
+    cases = yaml.safe_load(SET.read_text("utf-8"))
+    types = ("params_dtype", "compute_dtype", "layernorm_compute_dtype")
+    config = cases["base"] | {"checkpoint": {"enable_save": False, "no_load_optim": True}}
+    config["model"] |= cases["models"]["deepseek3"] | dict.fromkeys(types, "float32") | {
+        "vocab_size": NUM_TOKENS, "seq_length": LENGTH, "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 4, "num_attention_heads": 2, "kv_lora_rank": 16, "q_lora_rank": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8, "first_k_dense_replace": 4,
+    }  # fmt: skip
+    batches = {"local_batch_size": 1, "global_batch_size": NUM_MICRO_BATCHES}
+    config["training"] |= {"steps": NUM_STEPS, "deterministic": False, **batches}
+    stages = {"pipeline_parallel": NUM_STAGES, "pipeline_parallel_layers_per_stage": "auto"}
+    config["parallelism"] = {"data_parallel_shard": -1, **stages}
+    config["train_dataset"] = {
+        "num_parallel_workers": 1,
+        "dataloader": {
+            "type": "HFDataLoader", "load_func": "load_dataset", "path": "json", "data_files": str(data),
+            "split": "train", "handler": [], "create_compressed_eod_mask": False, "column_names": list(samples[0]),
+        },
+    }  # fmt: skip
+    config["mindswap"] = {"cpu_stand_ins": True}
+    if own_swap:
+        entries = [{"layers": ["0-2"]}, {"layers": [3], "prefetch": 2}]
+        config["swap"] = {"enable": True, "default_prefetch": 1, "layer_swap": entries}
+        config["mindswap"] |= {"swap_engine": "mindswap", "audit_swap": True}
+    file = folder / "pipeline.yaml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return file
+
+
+def train(folder: Path, own_swap: bool) -> list[str]:
+    """Logs of both workers."""
+    folder.mkdir()
+    file = pipeline_model(folder, own_swap)
+    binaries = Path(sys.executable).parent
+    launcher = [str(binaries / "msrun"), f"--worker_num={NUM_STAGES}", "--join=True"]
+    launcher += [f"--local_worker_num={NUM_STAGES}", f"--master_port={free_port()}", "--log_dir=log_msrun", "--"]
+    words = ["python", "-m", "mindswap", "run", "--config", str(file), "--device_target", "CPU"]
+    command = [*launcher, *words, "--output_dir", str(folder)]
+    environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"}
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
+    logs = [(folder / f"log_msrun/worker_{rank}.log").read_text("utf-8") for rank in range(NUM_STAGES)]
+    assert ended.returncode == 0, ended.stderr[-1000:] + logs[0][-2000:] + logs[1][-2000:]
+    return logs
+
+
+def test_two_stages_train_to_the_digits_of_the_training_without_swap(tmp_path):
+    """1F1B: the first stage has two micro-batches in flight."""
+    plain, swapped = train(tmp_path / "plain", False), train(tmp_path / "swapped", True)
+    steps = STEP.findall(plain[1])
+    assert len(steps) == NUM_STEPS and len({loss for _, loss, _ in steps}) == NUM_STEPS
+    assert STEP.findall(swapped[1]) == steps
+    assert "exec_order: [('F', 0), ('F', 1), ('B', 0), ('F', 2), ('B', 1), ('B', 2)]" in swapped[0]
+    first, last = (json.loads((tmp_path / f"swapped/swap/rank_{rank}.json").read_text("utf-8")) for rank in (0, 1))
+    # The first pass is recorded, and the second one of the first stage begins before its backward.
+    assert (first["num_passes"], first["num_in_flight"]) == (NUM_STEPS * NUM_MICRO_BATCHES - 2, 2)
+    assert (last["num_passes"], last["num_in_flight"]) == (NUM_STEPS * NUM_MICRO_BATCHES - 1, 1)
+    for report in (first, last):
+        assert report["is_as_predicted"] and report["offloaded_bytes"] == report["prefetched_bytes"] > 0
+    assert first["peak_device_bytes"] < first["peak_without_swap_bytes"]
