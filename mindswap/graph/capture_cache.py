@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mindswap.errors import DataError, MindswapError
-from mindswap.system.disk_cache import find_danger, find_unsafe_reason, read_entry, require_private, write_entry
+from mindswap.system.cache_permissions import find_danger, find_unsafe_reason, require_private
+from mindswap.system.disk_cache import read_entry, write_entry
 from mindswap.system.environment import home_folder, private_folder
 
 # Captures are stored as JSON and read back into the same frozen dataclasses. Nothing in a file is executed.

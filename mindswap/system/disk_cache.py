@@ -6,12 +6,10 @@ exceeds its size limit, the least recently used entries are evicted.
 """
 
 import contextlib
-import grp
 import hashlib
 import json
 import logging
 import os
-import pwd
 import re
 import secrets
 import shutil
@@ -23,6 +21,7 @@ from pathlib import Path
 
 from mindswap.errors import DataError
 from mindswap.files import replace_file
+from mindswap.system.cache_permissions import require_private, user_name
 
 logger = logging.getLogger(__name__)
 # A captured step of a large model takes a few MiB, stand-ins 10 MiB, samples 4 bytes for each token and column.
@@ -40,86 +39,6 @@ _FOLDER_NAME = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
 _UNFINISHED_NAME = re.compile(rf"\.([0-9a-f]{{16}}|[0-9a-f]{{64}})\.[0-9a-f]{{8}}{TEMPORARY_END}")
 _OF_PYTHON = "__pycache__"  # written where a module of an entry is imported
 _CHUNK_BYTES = 1 << 20
-# In a container, the owner of files of users outside of its user namespace.
-_OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
-
-
-# Permissions: stand-ins are libraries that a dry run preloads, so anyone who can write to the cache can run code as
-# this user.
-
-
-def require_private(folder: Path) -> None:
-    """Refuse a cache that users other than this one and root can change.
-
-    Raises:
-        DataError: if they can; names the folder, its owner or mode, and a fix.
-    """
-    if danger := find_danger(folder):
-        raise DataError(find_unsafe_reason(folder, danger))
-
-
-def find_unsafe_reason(folder: Path, danger: str) -> str:
-    """Return the message for a cache that others can change, with the fix."""
-    return (
-        f"{folder}: the cache is not used: {danger}\n"
-        "    allowed: a folder of yours that nobody else can write to, nor to the folders above it\n"
-        "    fix:     take the others' permissions away (chmod go-w), or export MINDSWAP_CACHE=another folder"
-    )
-
-
-def find_danger(folder: Path) -> str:
-    """Return why users other than this one and root could change a cache; "" if they cannot.
-
-    Same rule as sshd: the folder and all its parents belong to this user or to root, and nobody else can write to
-    them. Parents with the sticky bit, such as /tmp, are allowed.
-    """
-    ends = {folder.absolute(), Path(os.path.realpath(folder))}  # Path.resolve raises for circles
-    for place in sorted({place for end in ends for place in (end, *end.parents)}):
-        if danger := _danger(place, is_cache=place in ends):
-            return danger
-    return ""
-
-
-def _danger(place: Path, is_cache: bool) -> str:
-    """Return why others could change the content of a folder; "" if they cannot."""
-    try:
-        status = place.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-    except OSError as error:  # no permission to enter a parent folder, or the disk was removed
-        return f"{place} cannot be read ({error.strerror or error})"
-    trusted = {0, os.geteuid()} if is_cache else {0, os.geteuid(), _overflow_uid()}
-    if status.st_uid not in trusted:
-        return f"{place} belongs to {_user_name(status.st_uid)}"
-    if stat.S_ISLNK(status.st_mode) or (status.st_mode & stat.S_ISVTX and not is_cache):
-        return ""
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_own_group(status.st_gid)):
-        return f"others can write to {place} (mode {mode:o})"
-    return ""
-
-
-def _is_own_group(group_id: int) -> bool:
-    """Return whether a group is this user's private group: it has the user's name and no other member."""
-    try:
-        group, user = grp.getgrgid(group_id), pwd.getpwuid(os.geteuid())
-    except KeyError:
-        return False
-    return group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
-
-
-def _user_name(user_id: int) -> str:
-    try:
-        return pwd.getpwuid(user_id).pw_name
-    except KeyError:
-        return f"user {user_id}"
-
-
-def _overflow_uid() -> int:
-    try:
-        return int(_OVERFLOW_UID.read_text("utf-8"))
-    except (OSError, ValueError):
-        return 0
 
 
 # Entries that are one file: a line with size and hash, then the content.
@@ -173,7 +92,7 @@ def _read_regular(path: Path) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is no regular file")
         if status.st_uid not in (0, os.geteuid()):
-            raise OSError(f"it belongs to {_user_name(status.st_uid)}")
+            raise OSError(f"it belongs to {user_name(status.st_uid)}")
         return file.read()
 
 

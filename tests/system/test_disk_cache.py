@@ -15,17 +15,8 @@ import pytest
 from mindswap.errors import DataError
 from mindswap.graph.capture_cache import cached
 from mindswap.system import disk_cache as cache
-from mindswap.system.disk_cache import (
-    IN_USE_S,
-    MANIFEST,
-    cache_size,
-    cached_folder,
-    evict,
-    find_danger,
-    read_entry,
-    require_private,
-    write_entry,
-)
+from mindswap.system.cache_permissions import find_danger, require_private
+from mindswap.system.disk_cache import IN_USE_S, MANIFEST, cache_size, cached_folder, evict, read_entry, write_entry
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -242,7 +233,8 @@ def test_a_folder_above_counts_but_for_one_with_the_sticky_bit(folder):
 UNKNOWN_USER_FINDS = """
 import os, sys
 from pathlib import Path
-from mindswap.system.disk_cache import cache_size, find_danger
+from mindswap.system.cache_permissions import find_danger
+from mindswap.system.disk_cache import cache_size
 os.setuid(65534)
 print(find_danger(Path(sys.argv[1])), cache_size(Path(sys.argv[1])))
 """

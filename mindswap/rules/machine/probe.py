@@ -14,7 +14,8 @@ from pathlib import Path
 from mindswap.graph.capture_cache import cache_folder, find_unfit
 from mindswap.rules.machine.facts import Machine, Package, Software
 from mindswap.rules.machine.software import count_cards
-from mindswap.system.disk_cache import cache_size, find_danger
+from mindswap.system.cache_permissions import find_danger
+from mindswap.system.disk_cache import cache_size
 from mindswap.version import __version__
 
 SWITCH_FILE = "mindswap_switch.pth"
