@@ -21,7 +21,8 @@ from mindswap.steps.compile_cache import GRAPH_CLASSES, cached_result
 from mindswap.units import format_bytes
 
 if TYPE_CHECKING:
-    from mindswap.adapters.graph.mindformers import BuiltLayers, Capture
+    from mindswap.adapters.graph.layer_choice import BuiltLayers
+    from mindswap.adapters.graph.mindformers import Capture
 
 
 def compile_under(
@@ -112,7 +113,7 @@ def compile_with(
 def _build_layers(document: Document, path: str, use_cache: bool) -> "BuiltLayers":
     """Build the layers of the model, cached for all policies; call it inside `quiet`."""
     from mindswap.adapters.graph.frozen_weights import LayerTraining
-    from mindswap.adapters.graph.mindformers import BuiltLayers, build_layers
+    from mindswap.adapters.graph.layer_choice import BuiltLayers, build_layers
 
     return cached_result(
         document,

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mindformers.wrapper.wrapper import DataOrderWrapperCell
@@ -11,15 +11,15 @@ from mindspore import nn
 from mindswap.adapters.graph.apply import apply_policy, check_layers, read_tree
 from mindswap.adapters.graph.build import EXCHANGE_KEY, NOTES_KEY, build_network, example_inputs
 from mindswap.adapters.graph.expert_exchange import ExchangeSizes, compiled_experts
-from mindswap.adapters.graph.experts import layer_position
-from mindswap.adapters.graph.file_recompute import (
-    MindFormersRecompute,
-    has_model_layer_kinds,
-    read_mindformers_recompute,
-    recompute_settings,
-    with_model_recompute,
+from mindswap.adapters.graph.file_recompute import MindFormersRecompute, has_model_layer_kinds, with_model_recompute
+from mindswap.adapters.graph.frozen_weights import freeze_layers
+from mindswap.adapters.graph.layer_choice import (
+    BuiltLayers,
+    build_layers,
+    choose_layers,
+    choose_mindformers_layers,
+    require_all_layers,
 )
-from mindswap.adapters.graph.frozen_weights import LayerTraining, freeze_layers, read_layer_training
 from mindswap.adapters.graph.mindspore import (
     compile_training_graph,
     enable_lazy_inline,
@@ -32,7 +32,7 @@ from mindswap.adapters.quiet import report_progress
 from mindswap.config.weight_sharding import RankPlacement
 from mindswap.errors import GraphError
 from mindswap.graph.analysis.collectives import Collective, find_collectives
-from mindswap.graph.analysis.liveness import LayerSample, choose_representative_layers
+from mindswap.graph.analysis.liveness import LayerSample
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import REDISTRIBUTION_OPS
 from mindswap.graph.passes.dropout_masks import with_bit_masks
@@ -45,7 +45,7 @@ from mindswap.graph.sharding.rank_sizes import shard_graph
 from mindswap.graph.sharding.split_table import Unresolved
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
-from mindswap.policy.resolve import LayerDecisions, resolve_layer
+from mindswap.policy.resolve import LayerDecisions
 from mindswap.simulator.captured_step import CapturedStep
 
 
@@ -108,101 +108,6 @@ class Capture:
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class BuiltLayers:
-    """The layers of a full model, built without a policy and not compiled."""
-
-    trees: tuple[CellNode, ...]
-    positions: tuple[int, ...]  # position class of each, from `layer_position`
-    training: tuple[LayerTraining, ...]  # trained part of each
-
-
-def build_layers(config_path: str) -> BuiltLayers:
-    """Build the layers of the network of a YAML file, with swap enabled and no settings on them.
-
-    Raises:
-        GraphError: if MindFormers cannot build the network.
-    """
-    report_progress("building the network")
-    network, _ = build_network(config_path, Policy(is_swap_enabled=True))
-    layers = find_layers(network)
-    return BuiltLayers(
-        tuple(map(read_tree, layers)), tuple(map(layer_position, layers)), read_layer_training(network, layers)
-    )
-
-
-def choose_layers(
-    policy: Policy, built: BuiltLayers, placement: RankPlacement | None = None, with_peak: bool = True
-) -> LayerSample:
-    """Choose the layers to compile so that all layers are known, under a policy with swap enabled.
-
-    Args:
-        policy: the policy.
-        built: layers of the model.
-        placement: consider only the layers on the stage of this rank, in `layer_map`, too.
-        with_peak: see `choose_representative_layers`.
-    """
-    check_layers(policy, len(built.trees))
-    indices = placement.layers if placement else tuple(range(len(built.trees)))
-    if policy.output_recompute:  # all layers of a group are live in backward, which representatives do not show
-        return LayerSample(indices, tuple(range(len(indices))))
-    decided = {index: resolve_layer(policy, index, built.trees[index]) for index in indices}
-    # Settings without effect do not distinguish layers.
-    effective = {
-        index: replace(decisions, layer_index=0, overridden=(), inactive=()) for index, decisions in decided.items()
-    }
-    layer_classes = [
-        (decisions.layer, built.positions[index], built.training[index], decisions)
-        for index, decisions in effective.items()
-    ]
-    return _sample_model_layers(layer_classes, indices, with_peak)
-
-
-def _choose_mindformers_layers(
-    config_path: str, placement: RankPlacement | None, with_peak: bool
-) -> tuple[LayerSample, MindFormersRecompute]:
-    """Choose the layers to compile with swap disabled, and return MindFormers' own recompute."""
-    report_progress("building the network")
-    network, _ = build_network(config_path, Policy())
-    layers = find_layers(network)
-    mindformers_recompute = read_mindformers_recompute(network, layers)
-    indices = placement.layers if placement else tuple(range(len(layers)))
-    if mindformers_recompute.setting is None:
-        _require_all_layers(
-            indices, mindformers_recompute.trees, "MindFormers cannot be asked what it recomputes in single layers"
-        )
-        return LayerSample(indices, indices), mindformers_recompute
-    layer_classes = [
-        (
-            mindformers_recompute.trees[index],
-            layer_position(layers[index]),
-            mindformers_recompute.training[index],
-            recompute_settings(layers[index]),
-        )
-        for index in indices
-    ]
-    return _sample_model_layers(layer_classes, indices, with_peak), mindformers_recompute
-
-
-def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reason: str) -> None:
-    """Refuse to build the layers of one pipeline stage alone.
-
-    Raises:
-        GraphError: if these are not all layers of the model.
-    """
-    if len(indices) < len(trees):
-        raise GraphError(
-            f"--rank: the layers of one pipeline stage cannot be built alone: {reason} (this model)\n"
-            "    fix: leave out --rank"
-        )
-
-
-def _sample_model_layers(kinds: Sequence[Hashable], indices: Sequence[int], with_peak: bool) -> LayerSample:
-    """Choose representatives of some layers of the model, with their indices in the model."""
-    sample = choose_representative_layers(kinds, with_peak)
-    return replace(sample, indices=tuple(indices[position] for position in sample.indices))
-
-
 def capture(
     config_path: str,
     policy: Policy,
@@ -235,7 +140,7 @@ def capture(
         model = built = built or build_layers(config_path)
         sample = choose_layers(policy, built, placement, with_peak)
     elif sample is None:
-        sample, mindformers_recompute = _choose_mindformers_layers(config_path, placement, with_peak)
+        sample, mindformers_recompute = choose_mindformers_layers(config_path, placement, with_peak)
         model = mindformers_recompute
     is_partial = not sample.has_all_layers or placement is not None
     as_in_model = (
@@ -249,7 +154,7 @@ def capture(
     trees = tuple(read_tree(layer) for layer in layers)
     if model is not None and not has_model_layer_kinds(model.trees, sample.indices, trees):
         stage = placement.layers if placement is not None else range(len(model.trees))
-        _require_all_layers(stage, model.trees, "the kind of a layer depends on its number")
+        require_all_layers(stage, model.trees, "the kind of a layer depends on its number")
         everything = tuple(range(len(model.trees)))
         return capture(config_path, policy, LayerSample(everything, everything), with_tags, placement, with_all_tags)
     if model is not None:
