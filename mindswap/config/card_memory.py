@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
+from mindswap.config.device_memory import CARD_BYTES, DEFAULT_HCCL_BUFFER_BYTES, read_hccl_buffer
 from mindswap.config.nodes import Document, DocumentNode
 from mindswap.config.parse import parse_file
-from mindswap.config.step_settings import CARD_BYTES, DEFAULT_HCCL_BUFFER_BYTES, read_hccl_buffer
 from mindswap.errors import MindswapError
 from mindswap.files import DATA
 from mindswap.units import parse_bytes

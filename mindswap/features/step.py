@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindswap.config.nodes import Document
-from mindswap.config.pipeline_layout import SCHEDULER_PATH, find_sequence_problems
+from mindswap.config.pipeline_layout import SCHEDULER_PATH
 from mindswap.config.render import document_from_data
+from mindswap.config.sequence_pieces import find_sequence_problems
 from mindswap.config.source import load_document
 from mindswap.config.step_settings import COMPUTE_DTYPE_PATH, DEFAULT_OPTIMIZER, StepSettings, read_step_settings
 from mindswap.config.strategy_search import find_search_caveats

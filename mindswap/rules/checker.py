@@ -7,9 +7,9 @@ from typing import Any
 
 from mindswap.config.findings import find_ignore_problems, split_ignored
 from mindswap.config.nodes import Document, key_text, to_data
-from mindswap.config.pipeline_layout import SEQUENCE_KEY
 from mindswap.config.problem import Problem, find_errors, sort_problems
 from mindswap.config.render import document_from_data
+from mindswap.config.sequence_pieces import SEQUENCE_KEY
 from mindswap.config.source import FOLDER_KEY, FOLDER_RULE, load_document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees, load_layer_trees

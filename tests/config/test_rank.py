@@ -7,7 +7,7 @@ from mindswap.config.pipeline_layout import Pipeline
 from mindswap.config.source import load_document
 from mindswap.config.weight_sharding import gathers_sequence, is_split, place_rank, shards_weights
 from mindswap.errors import GraphError
-from mindswap.rules.refusals import Values
+from mindswap.rules.values import Values
 
 CONFIG = """\
 parallel: {parallel_mode: 1}

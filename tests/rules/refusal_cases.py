@@ -15,7 +15,8 @@ import yaml
 from mindswap.config.parse import parse_document
 from mindswap.rules.checker import check_document
 from mindswap.rules.mindformers1 import find_rules
-from mindswap.rules.refusals import Refusal, Values
+from mindswap.rules.refusals import Refusal
+from mindswap.rules.values import Values
 
 MODULES = (
     "attention", "classes", "contexts", "experts", "models", "moe", "optimizers", "pipelines", "rates", "runs",

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mindswap.config.device_memory import ALLOWED, PATH, read_device_memory
 from mindswap.config.nodes import Document, show
-from mindswap.config.step_settings import ALLOWED, PATH, is_on_cpu, read_device_memory, read_device_target
+from mindswap.config.step_settings import is_on_cpu, read_device_target
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.features.adaptive.report import format_summary
 from mindswap.features.adaptive.supervise import AdaptiveRun

@@ -1,6 +1,6 @@
 """The memory budget of a plan, and the problem that the planner solves within it."""
 
-from mindswap.config.step_settings import pinnable_bytes, read_device_memory
+from mindswap.config.device_memory import pinnable_bytes, read_device_memory
 from mindswap.errors import PlanError, require
 from mindswap.features.simulate import LoadedStep
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Objective, Plan, PlanProblem

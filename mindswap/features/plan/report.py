@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mindswap.config.step_settings import PATH, host_bytes_for
+from mindswap.config.device_memory import PATH, host_bytes_for
 from mindswap.planner.problem import FULL, YOURS, Compared, Plan
 from mindswap.policy.wording import format_layers as _layers
 from mindswap.report.tables import attributes, format_table

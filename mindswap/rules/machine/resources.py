@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from mindswap.config.device_memory import pinnable_bytes
 from mindswap.config.problem import Level
-from mindswap.config.step_settings import DEFAULT_MASTER_PORT, pinnable_bytes
+from mindswap.config.step_settings import DEFAULT_MASTER_PORT
 from mindswap.rules.machine.facts import Diagnosis, MachineFacts, diagnosis
 from mindswap.rules.machine.software import find_in_environment, find_in_software
 from mindswap.units import format_bytes, format_count

@@ -6,15 +6,8 @@ from mindswap.config.findings import Finding, rule
 from mindswap.config.nodes import is_int
 from mindswap.config.problem import Level
 from mindswap.rules.context import Context
-from mindswap.rules.refusals import (
-    FLASH,
-    Refusal,
-    Values,
-    find_refusals,
-    has_latent_attention,
-    lacks_flash_attention,
-    of_newer,
-)
+from mindswap.rules.refusals import FLASH, Refusal, find_refusals, has_latent_attention, lacks_flash_attention, of_newer
+from mindswap.rules.values import Values
 
 POSITIONS = ("rope", "yarn", "none", "relative", "learned_absolute", "partial_rope")
 # Sizes for which MindFormers has sparse attention (MLATransformerConfig).

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from mindswap.config.findings import Finding, rule
 from mindswap.config.problem import Level
 from mindswap.rules.context import Context
-from mindswap.rules.refusals import MODEL, Refusal, Values, find_refusals
+from mindswap.rules.refusals import Refusal, find_refusals
+from mindswap.rules.values import MODEL, Values
 
 # Variants of Adam with weight decay, which AdamW replaces.
 OPTIMIZERS = (

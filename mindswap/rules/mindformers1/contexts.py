@@ -9,7 +9,8 @@ from mindswap.config.step_settings import GRAPH, PYNATIVE
 from mindswap.files import package_data
 from mindswap.rules.context import Context
 from mindswap.rules.parts import Part
-from mindswap.rules.refusals import Refusal, Values, find_refusals, is_bool, is_number, is_positive, of_parts, typed
+from mindswap.rules.refusals import Refusal, find_refusals, is_bool, is_number, is_positive, of_parts, typed
+from mindswap.rules.values import Values
 
 JIT, ASCEND, STRATEGIES, FUSION = (
     "context.jit_config", "context.ascend_config", "parallel.strategy_ckpt_config", "parallel.comm_fusion",

@@ -6,7 +6,8 @@ from mindswap.config.findings import Finding, rule
 from mindswap.config.nodes import is_int
 from mindswap.config.problem import Level
 from mindswap.rules.context import Context
-from mindswap.rules.refusals import Refusal, Values, find_refusals, is_number, of_elements
+from mindswap.rules.refusals import Refusal, find_refusals, is_number, of_elements
+from mindswap.rules.values import Values
 
 EXPERTS, CHOSEN, GROUPS, CHOSEN_GROUPS = (
     f"model.{key}" for key in ("experts", "chosen_experts", "groups", "chosen_groups")

@@ -5,20 +5,22 @@ from collections.abc import Iterator
 from decimal import ROUND_DOWN, Decimal
 
 from mindswap.config.card_memory import read_card_memory, read_hccl_buffer_of
+from mindswap.config.device_memory import (
+    ALLOWED,
+    LARGEST_LIMIT_BYTES,
+    PATH,
+    hccl_bytes,
+    is_device_memory,
+    read_device_memory,
+)
 from mindswap.config.findings import Finding, rule
 from mindswap.config.nodes import DocumentNode, show
 from mindswap.config.problem import Level, Location
 from mindswap.config.step_settings import (
-    ALLOWED,
     ASCEND,
     GRAPH,
-    LARGEST_LIMIT_BYTES,
-    PATH,
     PYNATIVE,
-    hccl_bytes,
-    is_device_memory,
     is_on_cpu,
-    read_device_memory,
     read_device_target,
     read_step_settings,
     uses_pynative_mode,

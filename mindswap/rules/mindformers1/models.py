@@ -10,7 +10,8 @@ from mindswap.config.problem import Level
 from mindswap.files import package_data
 from mindswap.rules.context import Context
 from mindswap.rules.parts import Part
-from mindswap.rules.refusals import Refusal, Values, find_refusals, is_number, of_elements, of_newer, of_parts
+from mindswap.rules.refusals import Refusal, find_refusals, is_number, of_elements, of_newer, of_parts
+from mindswap.rules.values import Values
 
 MODEL_CONFIG = "model.model_config"
 DTYPES = ("params_dtype", "compute_dtype", "layernorm_compute_dtype", "rotary_dtype", "softmax_compute_dtype")

@@ -7,7 +7,8 @@ from mindswap.config.findings import Finding, rule
 from mindswap.config.nodes import is_int
 from mindswap.config.problem import Level
 from mindswap.rules.context import Context
-from mindswap.rules.refusals import Refusal, Values, find_refusals, is_bool, is_positive, of_elements
+from mindswap.rules.refusals import Refusal, find_refusals, is_bool, is_positive, of_elements
+from mindswap.rules.values import Values
 
 LOSSES = ("expert", "device", "comm")
 DTYPES = ("float16", "float32", "bfloat16")

@@ -7,16 +7,8 @@ from mindswap.config.findings import Finding, rule
 from mindswap.config.problem import Level
 from mindswap.rules.context import Context
 from mindswap.rules.parts import Part
-from mindswap.rules.refusals import (
-    WITH_DOT,
-    Refusal,
-    Values,
-    find_refusals,
-    is_positive,
-    of_elements,
-    of_parts,
-    with_dot,
-)
+from mindswap.rules.refusals import WITH_DOT, Refusal, find_refusals, is_positive, of_elements, of_parts, with_dot
+from mindswap.rules.values import Values
 
 INFINITY = float("inf")
 TYPE, SHARDS = "optimizer.type", "parallel.parallel_optimizer_config.optimizer_weight_shard_size"

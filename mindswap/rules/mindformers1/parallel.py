@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from mindswap.config.findings import Finding, rule
 from mindswap.config.nodes import Document, DocumentNode, is_int, show
-from mindswap.config.pipeline_layout import HALVES_KEY, SCHEDULER_PATH, SCHEDULERS, find_sequence_problems
+from mindswap.config.pipeline_layout import SCHEDULER_PATH, SCHEDULERS
 from mindswap.config.problem import Level
+from mindswap.config.sequence_pieces import HALVES_KEY, find_sequence_problems
 from mindswap.config.step_settings import LAYERS_NOT_INLINED, MAX_INLINED_MICRO_BATCHES, read_step_settings
 from mindswap.config.weight_sharding import (
     OPTIMIZER_CONFIG,

@@ -6,7 +6,8 @@ from mindswap.config.findings import Finding, rule
 from mindswap.config.problem import Level
 from mindswap.rules.context import Context
 from mindswap.rules.parts import Part
-from mindswap.rules.refusals import Refusal, Values, find_refusals, is_bool, of_parts, typed
+from mindswap.rules.refusals import Refusal, find_refusals, is_bool, of_parts, typed
+from mindswap.rules.values import Values
 
 CONFIG, CONFIG_KEYS = "parallel.pipeline_config", frozenset({"pipeline_interleave", "pipeline_scheduler"})
 SCHEDULER, INTERLEAVE = f"{CONFIG}.pipeline_scheduler", f"{CONFIG}.pipeline_interleave"

@@ -7,16 +7,8 @@ from mindswap.config.findings import Finding, rule
 from mindswap.config.nodes import is_int
 from mindswap.config.problem import Level
 from mindswap.rules.context import Context
-from mindswap.rules.refusals import (
-    WITH_DOT,
-    Refusal,
-    Values,
-    find_refusals,
-    is_number,
-    is_positive,
-    of_elements,
-    with_dot,
-)
+from mindswap.rules.refusals import WITH_DOT, Refusal, find_refusals, is_number, is_positive, of_elements, with_dot
+from mindswap.rules.values import Values
 
 RATE, END = "lr_schedule.learning_rate", "lr_schedule.lr_end"
 # Schedules that take the warm-up from `warmup_steps` or `warmup_ratio`, and those that end below their rate.

@@ -11,7 +11,6 @@ from mindswap.rules.parts import Part
 from mindswap.rules.refusals import (
     RUN_MODES,
     Refusal,
-    Values,
     find_refusals,
     is_bool,
     is_number,
@@ -20,6 +19,7 @@ from mindswap.rules.refusals import (
     of_parts,
     typed,
 )
+from mindswap.rules.values import Values
 
 LOADER = "train_dataset.data_loader"
 MEGATRON, HF = "BlendedMegatronDatasetDataLoader", ("HFDataLoader", "CommonDataLoader")

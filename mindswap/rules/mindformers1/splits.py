@@ -13,7 +13,6 @@ from mindswap.rules.refusals import (
     FLASH,
     PARALLEL_MODES,
     Refusal,
-    Values,
     find_refusals,
     has_latent_attention,
     is_bool,
@@ -21,6 +20,7 @@ from mindswap.rules.refusals import (
     lacks_flash_attention,
     typed,
 )
+from mindswap.rules.values import Values
 
 TENSOR, CONTEXT, EXPERT = (f"parallel_config.{kind}_parallel" for kind in ("model", "context", "expert"))
 ALGORITHM, DEGREE = "parallel_config.context_parallel_algo", "parallel_config.ulysses_degree_in_cp"

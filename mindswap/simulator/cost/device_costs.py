@@ -3,8 +3,8 @@
 import os
 from collections.abc import Mapping, Sequence
 
+from mindswap.config.device_memory import read_device_memory, read_hccl_buffer
 from mindswap.config.nodes import Document
-from mindswap.config.step_settings import read_device_memory, read_hccl_buffer
 from mindswap.errors import PolicyError
 from mindswap.simulator.cost.calibration_file import load_measured
 from mindswap.simulator.cost.cost_table import CostTable

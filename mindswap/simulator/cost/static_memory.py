@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mindswap.config.step_settings import StepSettings, hccl_bytes
+from mindswap.config.device_memory import hccl_bytes
+from mindswap.config.step_settings import StepSettings
 from mindswap.errors import CostError
 from mindswap.graph.model import Node
 from mindswap.graph.ops import ComputeUnit, classify

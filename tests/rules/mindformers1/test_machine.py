@@ -1,7 +1,8 @@
 import pytest
 
+from mindswap.config.device_memory import read_device_memory
 from mindswap.config.problem import Level
-from mindswap.config.step_settings import read_device_memory, read_device_target
+from mindswap.config.step_settings import read_device_target
 from tests.builders import check, document, found
 
 # Rule `context-mode`.
