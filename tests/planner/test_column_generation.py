@@ -64,7 +64,7 @@ def test_rows_in_front_and_spread():
     columns = [b, a, b, b, a, b]
     assert [int(column[0]) for column, _ in front_loaded(columns)] == [1, 1, 0, 0, 0, 0]
     assert [int(column[0]) for column, _ in interleaved(columns)] == [1, 0, 1, 0, 0, 0]
-    assert MasterProblem(SPACE, arrange=interleaved).solve(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
+    assert MasterProblem(SPACE).solve(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
 
 
 def test_a_swap_that_recompute_would_undo_goes_to_another_layer():

@@ -10,13 +10,13 @@ Source:
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mindswap.planner.linear import METHODS, UnsolvedError, solve_linear, to_sparse_rows
-from mindswap.planner.solver.columns import DualPrices, Entry, front_loaded, group_price, options_of, price_of
+from mindswap.planner.solver.columns import DualPrices, Entry, group_price, interleaved, options_of, price_of
 from mindswap.planner.stage_problem import KEEP, StageProblem
 
 # Cost of a missing byte relative to the largest cost of a column.
@@ -24,8 +24,6 @@ MISSING_FACTOR = 100
 # Changes of the best column evaluated in each round: at least NUM_CHANGES, more until one is better.
 NUM_CHANGES = 4
 MAX_CHANGES = 24
-# Limit of evaluated columns: each needs a new compiled block, which takes time. Few searches reach it.
-MAX_TRIED = 1000
 # Branch and bound for integer numbers of layers: node limit and optimality gap.
 MAX_NODES = 20
 # relative, and absolute in units of the largest recompute time of a column
@@ -46,7 +44,6 @@ class MasterProblem:
 
     Args:
         stage_problem: decisions of the layers and their costs.
-        arrange: sorts the columns of a class into the order of its layers.
         allows_full_recompute: whether layers may be recomputed as a whole.
         enough_ns: recompute time of all layers below which no further columns are added.
         unswappable: bool, shape (num_layers, num_groups): groups that are not swapped, because their copies would be on
@@ -57,14 +54,12 @@ class MasterProblem:
     def __init__(
         self,
         stage_problem: StageProblem,
-        arrange: Callable[[Sequence[Entry]], list[Entry]] = front_loaded,
         allows_full_recompute: bool = True,
         enough_ns: float = 0,
         unswappable: np.ndarray | None = None,
         columns: Iterable[np.ndarray] = (),
     ):
         self.stage_problem = stage_problem
-        self.arrange = arrange
         self.allows_full_recompute = allows_full_recompute
         self.enough_ns = enough_ns
         costs = stage_problem.costs
@@ -74,7 +69,6 @@ class MasterProblem:
         _, first, class_of = np.unique(signatures, axis=0, return_index=True, return_inverse=True)
         self.layers = [np.flatnonzero(class_of.ravel() == layer_class) for layer_class in range(len(first))]
         self.columns: list[dict[bytes, Entry]] = [{} for _ in self.layers]
-        self._num_tried = 0  # columns that pricing has evaluated
         self._solved_program = ""  # the program that `_solved_counts` solves
         self._solved_counts: list[list[int]] = []
         full_recompute = np.zeros(costs.num_groups, np.int64)
@@ -90,9 +84,7 @@ class MasterProblem:
         """
         excluded = np.logical_and.outer(unswappable.any(axis=1), unswappable.any(axis=0))
         columns = [column for class_columns in self.columns for column, _ in class_columns.values()]
-        return MasterProblem(
-            self.stage_problem, self.arrange, self.allows_full_recompute, self.enough_ns, excluded, columns
-        )
+        return MasterProblem(self.stage_problem, self.allows_full_recompute, self.enough_ns, excluded, columns)
 
     def solve(self, freed_bytes: int, copy_ns: float, host_bytes: float) -> np.ndarray:
         """Return the assignment of least recompute time that frees the given bytes; swaps have distance 1.
@@ -109,7 +101,7 @@ class MasterProblem:
             entries = [
                 entry for entry, number in zip(class_columns.values(), class_counts, strict=True) for _ in range(number)
             ]
-            for layer, (column, _) in zip(layers, self.arrange(entries), strict=True):
+            for layer, (column, _) in zip(layers, interleaved(entries), strict=True):
                 assignment[layer] = column
         return assignment
 
@@ -232,9 +224,8 @@ class MasterProblem:
             ]
         is_better = False  # changes with the largest predicted gain come first
         for number, (_, group, value) in enumerate(sorted(changes)[:MAX_CHANGES]):
-            if (is_better and number >= NUM_CHANGES) or self._num_tried >= MAX_TRIED:
+            if is_better and number >= NUM_CHANGES:
                 return
-            self._num_tried += 1
             changed = best.copy()
             changed[group] = value
             if price_of(self.stage_problem.assignment_cost(layer, changed), dual_prices) < price_of(

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from mindswap.planner.solver.column_generation import MasterProblem
-from mindswap.planner.solver.columns import front_loaded, interleaved
 from mindswap.planner.solver.distances import set_distances
 from mindswap.planner.solver.hiding_time import hiding_time_ns
 from mindswap.planner.solver.improve import SMALL_PROBLEM_DECISIONS, improve
@@ -34,8 +33,6 @@ MAX_WORSE = 2
 FALLBACK_FRACTION = 0.7
 # Corrections of the bytes to free at each utilization.
 NUM_CORRECTIONS = 4
-# Corrections below 1/500 of the memory to free are skipped.
-SMALL_CORRECTION = 500
 # If nothing fits: limit of simulations for the attempt to come closer to the budget.
 MAX_INFEASIBLE_EVALUATIONS = 80
 
@@ -52,9 +49,9 @@ def solve(stage_problem: StageProblem, progress: Progress = lambda: None, starts
     Returns:
         The search with its best assignment and score; the assignment may exceed the budget if none was found that fits.
     """
-    search = Search(stage_problem, MAX_EVALUATIONS, progress)
+    search = StageSearch(stage_problem, MAX_EVALUATIONS, progress)
     with contextlib.suppress(Stop):
-        _Solver(search).run(starts)
+        search.solve(starts)
     return search
 
 
@@ -68,86 +65,64 @@ def _score_of(scored: _ScoredAssignment) -> tuple[Score, float]:
     return scored.score, scored.link_utilization
 
 
-class _Solver:
-    def __init__(self, search: Search):
-        self.search = search
-        self.stage_problem = search.stage_problem
-        self.costs = search.stage_problem.costs
-        self.scored_assignments: list[_ScoredAssignment] = []
-        # the best assignments so far, kept as starts of the local search if none of them fits
-        self.infeasible_starts: list[np.ndarray] = []
-        self.masters: dict[float, MasterProblem] = {}  # of each utilization, with the swaps that it excludes
-        # assignment without distances -> its score, and the assignment with distances
-        self.scored: dict[bytes, tuple[Score, np.ndarray]] = {}
+class StageSearch(Search):
+    """The search of one pipeline stage."""
 
-    def run(self, initial_assignments: Sequence[np.ndarray]) -> None:
-        shape = (self.costs.num_layers, self.costs.num_groups)
-        score, timeline = self.search.run(np.zeros(shape, np.int64))
+    def solve(self, initial_assignments: Sequence[np.ndarray]) -> None:
+        """Search from some assignments if one of them fits, otherwise from those of the master problem."""
+        self.costs = self.stage_problem.costs
+        score, timeline = self.run(np.zeros((self.costs.num_layers, self.costs.num_groups), np.int64))
         num_ops = len(timeline.program.ops)
         limit = MAX_OPERATORS // max(num_ops + self.stage_problem.fixed_operators, 1)
-        limit = min(MAX_EVALUATIONS, max(limit, 40))
-        self.search.max_evaluations = limit
+        limit = self.max_evaluations = min(MAX_EVALUATIONS, max(limit, 40))
         if score.fits:
             return  # keeping everything is fastest
-        micro_batches = self.stage_problem.layout.num_micro_steps
         self.forward_ns = hiding_time_ns(timeline)
-        self.deficit_bytes = -(-score.excess_bytes // self.costs.num_in_flight)
         tolerated_extra_ns = self.stage_problem.tolerated_extra_ns * self.stage_problem.num_scored
-        self.search.enough_ns = score.step_time_ns + round(tolerated_extra_ns) if tolerated_extra_ns > 0 else 0
-        if any(self.search.score(assignment).fits for assignment in initial_assignments):
-            improve(self.search, self.forward_ns)
+        self.enough_ns = score.step_time_ns + round(tolerated_extra_ns) if tolerated_extra_ns > 0 else 0
+        if any(self.score(assignment).fits for assignment in initial_assignments):
+            improve(self, self.forward_ns)
             return
+        self.initial_bytes = self.deficit_bytes = -(-score.excess_bytes // self.costs.num_in_flight)
         # Approximate number of operators of a layer.
-        self.distance = max(1, num_ops // max(1, micro_batches * self.costs.num_layers))
-        self.initial_bytes = self.deficit_bytes
-        self._search_utilizations()
-        self.scored_assignments.sort(key=_score_of)
-        is_infeasible = not self._fits
+        self.distance = max(1, num_ops // max(1, self.stage_problem.layout.num_micro_steps * self.costs.num_layers))
+        self.is_small = self.costs.copy_ns.size <= SMALL_PROBLEM_DECISIONS  # a single decision matters much
+        self.scored_assignments: list[_ScoredAssignment] = []
+        # assignment without distances -> its score, and the assignment with distances
+        self.scored: dict[bytes, tuple[Score, np.ndarray]] = {}
+        infeasible_starts = self._search_utilizations()
+        is_infeasible = not self.fits
         if is_infeasible:
-            self.search.max_evaluations = min(limit, self.search.num_evaluations + MAX_INFEASIBLE_EVALUATIONS)
-        best_per_utilization: dict[float, np.ndarray] = {}  # best assignment of each utilization
-        for _, link_utilization, assignment in self.scored_assignments:
+            self.max_evaluations = min(limit, self.num_evaluations + MAX_INFEASIBLE_EVALUATIONS)
+        best_per_utilization: dict[float, np.ndarray] = {}
+        for _, link_utilization, assignment in sorted(self.scored_assignments, key=_score_of):
             best_per_utilization.setdefault(link_utilization, assignment)
-        is_small = self.costs.copy_ns.size <= SMALL_PROBLEM_DECISIONS
-        others = list(best_per_utilization.values()) if is_small else self.infeasible_starts if is_infeasible else []
-        improve(self.search, self.forward_ns, others, [] if is_small or is_infeasible else self.infeasible_starts)
-        if is_infeasible and self._fits:
-            self.search.max_evaluations = limit
-            improve(self.search, self.forward_ns)
+        others = list(best_per_utilization.values()) if self.is_small else infeasible_starts if is_infeasible else []
+        improve(self, self.forward_ns, others, [] if self.is_small or is_infeasible else infeasible_starts)
+        if is_infeasible and self.fits:
+            self.max_evaluations = limit
+            improve(self, self.forward_ns)
 
-    @property
-    def _fits(self) -> bool:
-        return self.search.best_score is not None and self.search.best_score.fits
-
-    @property
-    def _nearest(self) -> np.ndarray:
-        if self.search.best is None:  # `run` begins with a simulation
-            raise AssertionError("a search without a simulation")
-        return self.search.best
-
-    def _search_utilizations(self) -> None:
-        """Search the first utilization, then lower and higher ones."""
+    def _search_utilizations(self) -> list[np.ndarray]:
+        """Search the first utilization, then lower and higher ones; return starts that did not fit."""
         can_swap = self.costs.freed_bytes[:, :, 0] > 0
         total_ns = int(self.costs.copy_ns[can_swap].sum())
         # Copy time if all of the deficit is swapped: higher utilizations give the same assignment.
         all_ns = self.deficit_bytes * total_ns // max(1, int(self.costs.freed_bytes[can_swap, 0].sum()))
-        is_small = self.costs.copy_ns.size <= SMALL_PROBLEM_DECISIONS  # a single decision matters much
-        enough_ns = max(0.0, self.stage_problem.tolerated_extra_ns)
-        self.master = MasterProblem(self.stage_problem, arrange=interleaved, enough_ns=enough_ns)
+        enough_ns, infeasible_starts = max(0.0, self.stage_problem.tolerated_extra_ns), list[np.ndarray]()
+        self.master = MasterProblem(self.stage_problem, enough_ns=enough_ns)
         max_utilization = total_ns * 1.5 / max(1, self.forward_ns)
         first = min(FIRST_UTILIZATION, all_ns / max(1, self.forward_ns))
         for fraction in (1.0, FALLBACK_FRACTION):
-            if not self._fits and not self.search.is_exhausted:
+            if not self.fits and not self.is_exhausted:
                 self._search_at(first * fraction)
-        if not self._fits:
-            self.infeasible_starts = [self._nearest]
-            minimize_memory(self.search)
-            if self._fits:  # full recompute of a layer has all of its tensors at once, which is the excess
-                self.master = MasterProblem(
-                    self.stage_problem, arrange=interleaved, enough_ns=enough_ns, allows_full_recompute=False
-                )
+        if not self.fits:
+            infeasible_starts = [self.nearest]
+            minimize_memory(self)
+            if self.fits:  # full recompute of a layer has all of its tensors at once, which is the excess
+                self.master = MasterProblem(self.stage_problem, enough_ns=enough_ns, allows_full_recompute=False)
             else:  # tensors in flight use device memory, so fewer of them may fit
-                self.infeasible_starts = [self._nearest]
+                infeasible_starts = [self.nearest]
         lower = [first * fraction for fraction in LOWER_FRACTIONS] if first else []
         higher = [
             link_utilization
@@ -159,17 +134,13 @@ class _Solver:
             for link_utilization in utilizations:
                 before = min(self.scored_assignments, key=_score_of)
                 self._search_at(link_utilization)
-                num_worse += self._fits and min(self.scored_assignments, key=_score_of) is before
-                if num_worse >= MAX_WORSE and not is_small:
+                num_worse += self.fits and min(self.scored_assignments, key=_score_of) is before
+                if num_worse >= MAX_WORSE and not self.is_small:
                     break
-            if not self._fits or (
-                min(self.scored_assignments, key=_score_of).link_utilization < first and not is_small
-            ):
+            best = min(self.scored_assignments, key=_score_of)
+            if not self.fits or (best.link_utilization < first and not self.is_small):
                 break  # lower utilizations are better, or nothing fits
-        best = min(self.scored_assignments, key=_score_of).link_utilization
-        master = self.masters[best]
-        master.arrange = front_loaded
-        self._correct_deficit(master, best)
+        return infeasible_starts
 
     def _search_at(self, link_utilization: float) -> None:
         """Search the best assignment at one utilization.
@@ -179,33 +150,31 @@ class _Solver:
         """
         master = self.master
         scored = self._evaluate_at(master, link_utilization, self.initial_bytes)
-        if not scored.score.fits and not self.search.is_exhausted:
-            timeline = self.search.run(scored.assignment)[1]
+        if not scored.score.fits and not self.is_exhausted:
+            timeline = self.run(scored.assignment)[1]
             restricted = master.with_unswappable(self.stage_problem.is_on_device_at_peak(timeline))
             if self._evaluate_at(restricted, link_utilization, self.initial_bytes).score < scored.score:
                 master = restricted
         self._correct_deficit(master, link_utilization)
-        self.masters[link_utilization] = master
 
     def _evaluate_at(self, master: MasterProblem, link_utilization: float, needed_bytes: int) -> _ScoredAssignment:
         """Solve the master problem for the bytes to free and a utilization, then simulate the assignment."""
         host_bytes = self.stage_problem.host_budget_bytes / self.costs.num_in_flight
         assignment = master.solve(needed_bytes, link_utilization * self.forward_ns, host_bytes)
         if assignment.tobytes() not in self.scored:
-            self.scored[assignment.tobytes()] = set_distances(self.search, assignment, self.distance)
+            self.scored[assignment.tobytes()] = set_distances(self, assignment, self.distance)
         score, assignment = self.scored[assignment.tobytes()]
         self.scored_assignments.append(_ScoredAssignment(score, link_utilization, assignment))
         return _ScoredAssignment(score, link_utilization, assignment)
 
     def _correct_deficit(self, master: MasterProblem, link_utilization: float) -> None:
         """Adjust the bytes to free by the simulated excess or slack."""
-        in_flight = self.costs.num_in_flight
-        needed_bytes, step_bytes = self.initial_bytes, max(1, self.deficit_bytes // SMALL_CORRECTION)
+        in_flight, needed_bytes = self.costs.num_in_flight, self.initial_bytes
         low = 0  # bytes that were not enough
         high: int | None = None  # bytes that were enough
         before: np.ndarray | None = None
         for number in range(NUM_CORRECTIONS):
-            if self.search.is_exhausted or (high is not None and high - low <= step_bytes):
+            if self.is_exhausted or (high is not None and high - low <= 1):
                 break
             score, _, assignment = self._evaluate_at(master, link_utilization, needed_bytes)
             if before is not None and np.array_equal(before, np.minimum(assignment, 1)):
@@ -214,13 +183,13 @@ class _Solver:
             if score.fits:
                 high = needed_bytes if high is None else min(high, needed_bytes)
                 spare_bytes = (self.stage_problem.budget_bytes - score.peak_bytes) // in_flight
-                if spare_bytes <= step_bytes:
+                if spare_bytes <= 1:
                     break
                 needed_bytes = max(low + (high - low) // 8, needed_bytes - spare_bytes)
             else:
                 low = max(low, needed_bytes)
                 # Other layer assignments move the peak, so the excess alone is usually not enough: exceed it.
-                needed_bytes += -(-score.excess_bytes * (2 + number) // (2 * in_flight)) + step_bytes
+                needed_bytes += -(-score.excess_bytes * (2 + number) // (2 * in_flight)) + 1
                 if high is not None:
                     needed_bytes = min(needed_bytes, (low + high) // 2)
         if high is not None:

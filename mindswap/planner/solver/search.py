@@ -68,10 +68,21 @@ class Search:
         return self.num_evaluations >= self.max_evaluations or self.has_enough
 
     @property
+    def fits(self) -> bool:
+        """Return whether the best assignment fits."""
+        return self.best_score is not None and self.best_score.fits
+
+    @property
+    def nearest(self) -> np.ndarray:
+        """Return the best assignment, which fits or comes closest."""
+        if self.best is None:  # a search begins with a simulation
+            raise AssertionError("a search without a simulation")
+        return self.best
+
+    @property
     def has_enough(self) -> bool:
         """Return whether an assignment fits and is fast enough."""
-        best = self.best_score
-        return best is not None and best.fits and best.cost_ns <= self.enough_ns
+        return self.best_score is not None and self.fits and self.best_score.cost_ns <= self.enough_ns
 
     def score(self, assignment: np.ndarray) -> Score:
         """Return the score of an assignment, simulated unless cached."""
