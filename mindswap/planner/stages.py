@@ -9,7 +9,7 @@ from mindswap.planner.layer_assignments import LayerAssignments
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.solver import fast
 from mindswap.planner.solver.hiding_time import forward_time_ns
-from mindswap.planner.solver.improve import MIN_REARRANGED, improve
+from mindswap.planner.solver.improve import improve
 from mindswap.planner.solver.search import Progress, Search, Stop
 from mindswap.planner.stage_problem import KEEP, DecisionCosts, Score
 from mindswap.planner.step_problem import PipelineProblem, SingleStageProblem, idle_times_ns
@@ -22,8 +22,6 @@ MIN_REPAIR = 1000  # a repair reduces the budget by at least 1/1000
 # Limit of simulated operators on the whole pipeline; and the minimum number of simulations.
 MAX_OPERATORS = 400_000
 MIN_EVALUATIONS = 16
-# Limit of simulated operators for permutations of layer assignments on the whole pipeline.
-MAX_REARRANGED = 3_000_000
 
 
 class StageSolver:
@@ -160,8 +158,7 @@ class StageSolver:
                 best_mix(search.score, tried, orders_of(self.layers, initial_excess_bytes.tolist()))
             # Forward time of one micro-step on one stage.
             forward_ns = forward_time_ns(timeline) // self.short.layout.num_micro_steps // self.num_stages
-            num_rearranged = MAX_REARRANGED // len(timeline.program.ops)
-            improve(search, forward_ns, min_rearranged=min(MIN_REARRANGED, num_rearranged))
+            improve(search, forward_ns)
         return assignment if search.best is None else search.best
 
 

@@ -1,8 +1,8 @@
-"""Distances that groups of layers have together, by hand."""
+"""Distances in groups of layers, by hand."""
 
 import numpy as np
 
-from mindswap.planner.solver.distances import by_layer_assignment, uniform
+from mindswap.planner.solver.distances import by_layer_assignment, piecewise
 
 # The third of five layers swaps nothing; distances that the copies of the others need.
 CHOICE = np.array([[0, 5, 5], [0, 5, -1], [0, 0, -1], [0, 5, 0], [0, 5, 0]])
@@ -10,13 +10,22 @@ NEEDED = np.array([[0, 9, 7], [0, 8, 0], [0, 0, 0], [0, 3, 0], [0, 2, 0]])
 
 
 def test_one_distance_for_all():
-    assert uniform(CHOICE, NEEDED).tolist() == [[0, 9, 9], [0, 9, -1], [0, 0, -1], [0, 9, 0], [0, 9, 0]]
+    assert piecewise(CHOICE, NEEDED, 1).tolist() == [[0, 9, 9], [0, 9, -1], [0, 0, -1], [0, 9, 0], [0, 9, 0]]
+
+
+def test_two_groups_are_cut_where_the_need_falls():
+    """9 and 8 under 9, 3 and 2 under 3: 2 more than needed; any other cut leaves more."""
+    assert piecewise(CHOICE, NEEDED, 2).tolist() == [[0, 9, 9], [0, 9, -1], [0, 0, -1], [0, 3, 0], [0, 3, 0]]
+
+
+def test_more_groups_than_layers_and_no_swap():
+    assert piecewise(CHOICE, NEEDED, 9)[:, 1].tolist() == [9, 8, 0, 3, 2]
     still = np.minimum(CHOICE, 0)
-    assert (uniform(still, NEEDED) == still).all()
+    assert (piecewise(still, NEEDED, 4) == still).all()
 
 
 def test_a_distance_is_at_least_one():
-    assert uniform(CHOICE, NEEDED * 0).max() == 1
+    assert piecewise(CHOICE, NEEDED * 0, 1).max() == 1
 
 
 def test_one_distance_for_each_item_of_equal_rows():

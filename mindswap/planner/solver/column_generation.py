@@ -197,7 +197,8 @@ class MasterProblem:
         """Yield columns that may improve the solution.
 
         First the best one if its groups were independent, and without cells, which are not independent of what they
-        contain; then changes of one group of the best one known.
+        contain; then, for the largest class, changes of one group of the best one known. Other classes differ little
+        from it, and get its columns, too.
         """
         layer, costs = int(self.layers[layer_class][0]), self.stage_problem.costs
         ranked = [
@@ -211,6 +212,8 @@ class MasterProblem:
         yield alone
         if (costs.is_cell & (alone != KEEP)).any():
             yield np.where(costs.is_cell, KEEP, alone)
+        if len(self.layers[layer_class]) < max(map(len, self.layers)):
+            return
         # Under full recompute there is no decision to change.
         class_columns = [entry for entry in self.columns[layer_class].values() if entry[0][0] == KEEP]
         best, assignment_cost = min(class_columns, key=lambda entry: price_of(entry[1], dual_prices))

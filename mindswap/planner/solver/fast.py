@@ -15,9 +15,8 @@ from mindswap.planner.solver.column_generation import MasterProblem
 from mindswap.planner.solver.distances import set_distances
 from mindswap.planner.solver.hiding_time import hiding_time_ns
 from mindswap.planner.solver.improve import SMALL_PROBLEM_DECISIONS, improve
-from mindswap.planner.solver.least_memory import minimize_memory
 from mindswap.planner.solver.search import Progress, Search, Stop
-from mindswap.planner.stage_problem import Score, StageProblem
+from mindswap.planner.stage_problem import KEEP, Score, StageProblem
 
 # Limits of one search: simulated operators in total, and number of simulations.
 MAX_OPERATORS = 2_500_000
@@ -33,8 +32,8 @@ MAX_WORSE = 2
 FALLBACK_FRACTION = 0.7
 # Corrections of the bytes to free at each utilization.
 NUM_CORRECTIONS = 4
-# If nothing fits: limit of simulations for the attempt to come closer to the budget.
-MAX_INFEASIBLE_EVALUATIONS = 80
+# `backward_prefetch` of the swaps in assignments of least memory.
+CLOSE_DISTANCE = 8
 
 
 def solve(stage_problem: StageProblem, progress: Progress = lambda: None, starts: Sequence[np.ndarray] = ()) -> Search:
@@ -90,26 +89,22 @@ class StageSearch(Search):
         self.scored_assignments: list[_ScoredAssignment] = []
         # assignment without distances -> its score, and the assignment with distances
         self.scored: dict[bytes, tuple[Score, np.ndarray]] = {}
-        infeasible_starts = self._search_utilizations()
-        is_infeasible = not self.fits
-        if is_infeasible:
-            self.max_evaluations = min(limit, self.num_evaluations + MAX_INFEASIBLE_EVALUATIONS)
+        infeasible_start = self._search_utilizations()
+        if not self.fits:
+            return
         best_per_utilization: dict[float, np.ndarray] = {}
         for _, link_utilization, assignment in sorted(self.scored_assignments, key=_score_of):
             best_per_utilization.setdefault(link_utilization, assignment)
-        others = list(best_per_utilization.values()) if self.is_small else infeasible_starts if is_infeasible else []
-        improve(self, self.forward_ns, others, [] if self.is_small or is_infeasible else infeasible_starts)
-        if is_infeasible and self.fits:
-            self.max_evaluations = limit
-            improve(self, self.forward_ns)
+        starts = list(best_per_utilization.values()) if self.is_small else []
+        improve(self, self.forward_ns, starts, [infeasible_start] if infeasible_start is not None else [])
 
-    def _search_utilizations(self) -> list[np.ndarray]:
-        """Search the first utilization, then lower and higher ones; return starts that did not fit."""
+    def _search_utilizations(self) -> np.ndarray | None:
+        """Search the first utilization, then lower and higher ones; return the best of the first if it did not fit."""
         can_swap = self.costs.freed_bytes[:, :, 0] > 0
         total_ns = int(self.costs.copy_ns[can_swap].sum())
         # Copy time if all of the deficit is swapped: higher utilizations give the same assignment.
         all_ns = self.deficit_bytes * total_ns // max(1, int(self.costs.freed_bytes[can_swap, 0].sum()))
-        enough_ns, infeasible_starts = max(0.0, self.stage_problem.tolerated_extra_ns), list[np.ndarray]()
+        enough_ns, infeasible_start = max(0.0, self.stage_problem.tolerated_extra_ns), None
         self.master = MasterProblem(self.stage_problem, enough_ns=enough_ns)
         max_utilization = total_ns * 1.5 / max(1, self.forward_ns)
         first = min(FIRST_UTILIZATION, all_ns / max(1, self.forward_ns))
@@ -117,12 +112,10 @@ class StageSearch(Search):
             if not self.fits and not self.is_exhausted:
                 self._search_at(first * fraction)
         if not self.fits:
-            infeasible_starts = [self.nearest]
-            minimize_memory(self)
+            infeasible_start = self.nearest
+            self._minimize_memory()
             if self.fits:  # full recompute of a layer has all of its tensors at once, which is the excess
                 self.master = MasterProblem(self.stage_problem, enough_ns=enough_ns, allows_full_recompute=False)
-            else:  # tensors in flight use device memory, so fewer of them may fit
-                infeasible_starts = [self.nearest]
         lower = [first * fraction for fraction in LOWER_FRACTIONS] if first else []
         higher = [
             link_utilization
@@ -140,7 +133,17 @@ class StageSearch(Search):
             best = min(self.scored_assignments, key=_score_of)
             if not self.fits or (best.link_utilization < first and not self.is_small):
                 break  # lower utilizations are better, or nothing fits
-        return infeasible_starts
+        return infeasible_start
+
+    def _minimize_memory(self) -> None:
+        """Try the assignments of least memory: recompute all that can be, swap the rest with a small distance."""
+        freed_bytes = self.costs.freed_bytes
+        path_index = np.where(freed_bytes[:, :, 1:].any(axis=2), freed_bytes[:, :, 1:].argmax(axis=2) + 1, 0)
+        full_recompute, recomputed = np.zeros_like(path_index), -path_index
+        full_recompute[:, 0], recomputed[:, 0] = recomputed[:, 0], KEEP
+        swapped = np.where(freed_bytes[:, :, 0] > 0, CLOSE_DISTANCE, KEEP)
+        for assignment in (full_recompute, np.where(recomputed == KEEP, swapped, recomputed), swapped):
+            self.score(assignment)
 
     def _search_at(self, link_utilization: float) -> None:
         """Search the best assignment at one utilization.

@@ -20,8 +20,6 @@ from mindswap.planner.stage_problem import KEEP, DecisionCosts
 
 # Limit of simulations in one round.
 MAX_TRIALS = 60
-# Minimum number of simulations for permuted layer assignments and scaled distances.
-MIN_REARRANGED = 240
 # Problems with at most this many decisions are searched decision by decision, and from perturbed starts.
 SMALL_PROBLEM_DECISIONS = 24
 NUM_PERTURBATIONS = 12
@@ -49,7 +47,6 @@ def improve(
     forward_ns: int,
     starts: Sequence[np.ndarray] = (),
     first: Sequence[np.ndarray] = (),
-    min_rearranged: int | None = None,
 ) -> None:
     """Improve the best assignment of a search until a local optimum or the limit of simulations.
 
@@ -61,24 +58,20 @@ def improve(
         forward_ns: forward time of a micro-batch, which hides offloads.
         starts: further assignments to start from, best first.
         first: assignments to start from before the best one.
-        min_rearranged: minimum number of simulations for permutations and other distances; `MIN_REARRANGED` by default.
     """
-    if search.best is None:
-        raise AssertionError("a search without a simulation")
     for start in first:
         _climb(search, start, forward_ns)
-    for start in (search.best, *starts):
+    for start in (search.nearest, *starts):
         _climb(search, start, forward_ns)
     chance = random.Random(0)
-    if search.best.size > SMALL_PROBLEM_DECISIONS:
-        num_rearranged = MIN_REARRANGED if min_rearranged is None else min_rearranged
-        if search.score(search.best).fits and _rearrange(search, chance, num_rearranged):
-            _climb(search, search.best, forward_ns)
+    if search.nearest.size > SMALL_PROBLEM_DECISIONS:
+        if search.fits and _rearrange(search, chance):
+            _climb(search, search.nearest, forward_ns)
         return
     for _ in range(NUM_PERTURBATIONS):
         if search.is_exhausted:
             return
-        _climb(search, _perturb(search.best, search.stage_problem.costs, chance), forward_ns)
+        _climb(search, _perturb(search.nearest, search.stage_problem.costs, chance), forward_ns)
 
 
 def _perturb(assignment: np.ndarray, costs: DecisionCosts, chance: random.Random) -> np.ndarray:
@@ -104,16 +97,12 @@ def _climb(search: Search, assignment: np.ndarray, forward_ns: int) -> None:
         assignment, score = improved
 
 
-def _rearrange(search: Search, chance: random.Random, min_rearranged: int) -> bool:
+def _rearrange(search: Search, chance: random.Random) -> bool:
     """Permute layer assignments and scale distances while that is better; return whether anything was.
 
     The order of the layer assignments decides when copies are on the link: permutations differ by a tenth in step time.
     """
-    if search.best is None:
-        raise AssertionError("a search without a simulation")
-    first = start = (search.best, search.score(search.best))
-    # Known layer assignments need no new compiled block, so their simulations are fast.
-    search.max_evaluations = max(search.max_evaluations, search.num_evaluations + min_rearranged)
+    first = start = (search.nearest, search.score(search.nearest))
     is_better = True
     while is_better:
         is_better = False
