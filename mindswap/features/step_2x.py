@@ -9,11 +9,13 @@ from pathlib import Path
 from mindswap.command_line.progress import PhaseLines
 from mindswap.config.nodes import Document, show
 from mindswap.config.parse import parse_document
+from mindswap.config.render import document_from_data
 from mindswap.config.step_settings import read_step_settings
 from mindswap.errors import PlanError, PolicyError
 from mindswap.features.dryrun import (
     find_left_out,
     graph_mode_text,
+    num_micro_batches,
     record_trainer_step,
     recorder_versions,
     trace_request,
@@ -47,6 +49,24 @@ RECORDER_VERSION = 1
 def is_2x(document: Document) -> bool:
     """Return whether a configuration is of MindFormers 2.x."""
     return find_format(document) is ConfigFormat.PYNATIVE
+
+
+def with_cards(document: Document, num_cards: int | None) -> Document:
+    """Return a configuration whose batch is that of one rank of so many cards; None returns it as it is.
+
+    Args:
+        document: a configuration of MindFormers 2.x.
+        num_cards: cards of the training.
+
+    Raises:
+        LaunchError: the batch cannot be distributed.
+    """
+    if num_cards is None:
+        return document
+    data = document.data()
+    samples = document.count("training", "local_batch_size") * num_micro_batches(document, num_cards)
+    training = {**data["training"], "global_batch_size": samples}
+    return document_from_data({**data, "training": training}, document.file, document)
 
 
 def load_step_2x(

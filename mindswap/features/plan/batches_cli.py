@@ -63,7 +63,8 @@ def reject_conflicting_options(args: argparse.Namespace) -> None:
         PlanError: naming the option.
     """
     if args.strategy is None:
-        refuse_given(args, "--cards", "{}: the strategy stays", "--strategy auto, or leave it out")
+        if has_batch_options(args) or is_trace_path(args.config) or not is_2x(load_document(args.config)):
+            refuse_given(args, "--cards", "{}: the strategy stays", "--strategy auto, or leave it out")
     else:
         refuse_given(args, "--any-global-batch", "{}: not with --strategy", "leave it out")
     if not has_batch_options(args):

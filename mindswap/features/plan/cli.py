@@ -41,7 +41,7 @@ from mindswap.features.plan.trainer_plans import (
 )
 from mindswap.features.simulate import LoadedStep, outside_line
 from mindswap.features.step import load_step
-from mindswap.features.step_2x import is_2x
+from mindswap.features.step_2x import is_2x, with_cards
 from mindswap.files import refuse_existing, require_folders
 from mindswap.planner.explain import explain_plan
 from mindswap.planner.pins import read_pin
@@ -157,7 +157,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan for other numbers of layers on the pipeline stages (offset), and write the fastest",
     )
     parser.add_argument(
-        "--cards", metavar="N", type=number_from(1), help="with --strategy: number of cards; default is that of CONFIG"
+        "--cards",
+        metavar="N",
+        type=number_from(1),
+        help="with --strategy, or of MindFormers 2.x: cards of the training; default is that of CONFIG",
     )
     parser.add_argument(
         "--jobs",
@@ -250,6 +253,9 @@ def _load(args: argparse.Namespace, allowed: Allow, is_written: bool) -> LoadedS
     if document is not None and is_2x(document):
         unsupported_options = "--sweep --explain --objective=memory --expert-skew --simple --pin --dry-run"
         refuse_given(args, unsupported_options, "{}: not for files of MindFormers 2.x", "leave it out")
+        if args.trace is not None:
+            refuse_given(args, "--cards", "{}: the step of --trace has its micro-batches", "leave one out")
+        document = with_cards(document, args.cards)
         return load_step(document, args.device, device_overrides(args), not args.no_cache, trace=args.trace)
     if args.trace is not None:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")

@@ -18,7 +18,7 @@ from mindswap.features.plan.step_planner import StepPlanner
 from mindswap.features.plan.trainer_plans import TrainerAttempt, plan_with_changes
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
-from mindswap.features.step_2x import is_2x
+from mindswap.features.step_2x import is_2x, with_cards
 from mindswap.planner.problem import Objective
 
 
@@ -49,7 +49,7 @@ def make_plans(
         return planner.plan(budget_bytes, objective, bar, simple=args.simple)
 
     def make_changed(document: Document) -> Callable[[int], StepPlan]:
-        changed = load_step(document, args.device, device_overrides(args), not args.no_cache)
+        changed = load_step(with_cards(document, args.cards), args.device, device_overrides(args), not args.no_cache)
         other_planner = StepPlanner(changed, planner.allow)
         return lambda budget_bytes: other_planner.plan(budget_bytes, objective, bar)
 
@@ -57,6 +57,8 @@ def make_plans(
         attempts = plan_with_dry_runs(budget_bytes, make, report_status)
         return MadePlans(attempts, (), attempts[-1].plan.within(budget_bytes))
     if is_2x(step.document) and not args.no_verify and has_mindformers_2x():
-        trained = plan_with_changes(step, budget_bytes, make, make_changed, report_status, planner.allow.swap)
+        trained = plan_with_changes(
+            step, budget_bytes, make, make_changed, report_status, planner.allow.swap, args.cards
+        )
         return MadePlans((), trained, trained[-1].plan.within(budget_bytes))
     return MadePlans((), (), make(None))

@@ -62,7 +62,10 @@ class TrainerAttempt:
 
 
 def plan_with_trainer(
-    budget_bytes: int, make: Callable[[int], StepPlan], report_status: StatusCallback = lambda line: None
+    budget_bytes: int,
+    make: Callable[[int], StepPlan],
+    report_status: StatusCallback = lambda line: None,
+    num_cards: int | None = None,
 ) -> tuple[TrainerAttempt, ...]:
     """Plan and dry run until a plan fits in the dry run.
 
@@ -72,6 +75,7 @@ def plan_with_trainer(
         budget_bytes: memory budget of each card.
         make: returns the plan for a budget in bytes.
         report_status: called with one line of progress.
+        num_cards: cards of the training; None takes those of the configuration.
 
     Returns:
         All attempts; the last one fits, or does not fit in the simulation, or is number `MAX_ATTEMPTS`, or failed.
@@ -83,7 +87,7 @@ def plan_with_trainer(
         if not plan.fits:
             return (*attempts, TrainerAttempt(requested_bytes, budget_bytes, plan, None))
         try:
-            report = _dry_run(plan, report_status)
+            report = _dry_run(plan, report_status, num_cards)
         except LaunchError as error:
             return (*attempts, TrainerAttempt(requested_bytes, budget_bytes, plan, None, str(error)))
         attempts.append(TrainerAttempt(requested_bytes, budget_bytes, plan, report))
@@ -101,6 +105,7 @@ def plan_with_changes(
     make_changed: Callable[[Document], Callable[[int], StepPlan]],
     report_status: StatusCallback,
     may_swap: bool,
+    num_cards: int | None = None,
 ) -> tuple[TrainerAttempt, ...]:
     """Plan as `plan_with_trainer`; if nothing fits, with changes of the file that need less memory.
 
@@ -114,13 +119,14 @@ def plan_with_changes(
         make_changed: returns such a function for another configuration.
         report_status: called with one line of progress.
         may_swap: whether the plan may swap.
+        num_cards: cards of the training; None takes those of the configuration.
     """
-    attempts = plan_with_trainer(budget_bytes, make, report_status)
+    attempts = plan_with_trainer(budget_bytes, make, report_status, num_cards)
     if attempts[-1].fits or attempts[-1].failure:
         return attempts
     for change, document in _changed_documents(step, may_swap):
         report_status(f"nothing fits; {change}")
-        changed = plan_with_trainer(budget_bytes, make_changed(document), report_status)
+        changed = plan_with_trainer(budget_bytes, make_changed(document), report_status, num_cards)
         if changed[-1].fits:
             return changed
     return attempts
@@ -144,11 +150,11 @@ def _changed_documents(step: LoadedStep, may_swap: bool) -> Iterator[tuple[str, 
         yield f"{words} and the loss in {counts[-1]} pieces", with_own_engine(step.document, chunked)
 
 
-def _dry_run(plan: StepPlan, report_status: StatusCallback) -> TrainerDryRun:
+def _dry_run(plan: StepPlan, report_status: StatusCallback, num_cards: int | None) -> TrainerDryRun:
     """Dry run the configuration with the plan. Raises as `dry_run_trainer`."""
     file = plan.step.document.file
     document = parse_document(planned_text(plan.step, plan.plan, file), file)
-    return dry_run_trainer(document, DryRunOptions(), report_status, f"{plan.step.title}, planned")
+    return dry_run_trainer(document, DryRunOptions(), report_status, f"{plan.step.title}, planned", num_cards=num_cards)
 
 
 def format_trainer_attempts(attempts: Sequence[TrainerAttempt]) -> str:

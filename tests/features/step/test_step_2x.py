@@ -11,8 +11,9 @@ import yaml
 from mindswap import cli
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
+from mindswap.errors import LaunchError
 from mindswap.features.dryrun import graph_mode_text
-from mindswap.features.step_2x import load_step_2x, trace_key
+from mindswap.features.step_2x import load_step_2x, trace_key, with_cards
 from mindswap.graph.capture_cache import cached, open_data_cache
 from mindswap.pynative.trace import dump_trace, load_trace
 
@@ -48,6 +49,20 @@ def test_a_step_from_the_cache_has_the_micro_batches_and_the_device_of_its_own_f
     for recorded, count, device in ((first, 4, "generic"), (second, 64, "atlas_800t_a2")):
         step = load_step_2x(recorded, None, None, {})
         assert (step.model.settings.num_micro_batches, step.device.name) == (count, device)
+
+
+def test_cards_of_the_training_determine_the_micro_batches(record):
+    """64 samples are 64 micro-batches of one card, and 16 of each of four."""
+    many = document(training={"global_batch_size": 64})
+    record(many)
+    times = []
+    for cards, count in ((None, 64), (4, 16)):
+        step = load_step_2x(with_cards(many, cards), None, None, {})
+        assert step.model.settings.num_micro_batches == count
+        times.append(step.simulate().step_time_ns)
+    assert times[1] < times[0] / 3
+    with pytest.raises(LaunchError, match="global_batch_size 64 is no multiple of 3"):
+        with_cards(many, 3)
 
 
 def test_each_engine_is_simulated_as_it_swaps(record, tmp_path, capsys):
