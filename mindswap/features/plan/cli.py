@@ -33,6 +33,7 @@ from mindswap.features.plan.batches_cli import (
     run_batches,
 )
 from mindswap.features.plan.make_plans import make_plans
+from mindswap.features.plan.pynative import with_swappable_stages
 from mindswap.features.plan.report import plan_to_json
 from mindswap.features.plan.states_planner import StatesPlanner
 from mindswap.features.plan.trainer_plans import (
@@ -255,7 +256,7 @@ def _load(args: argparse.Namespace, allowed: Allow, is_written: bool) -> LoadedS
         refuse_given(args, unsupported_options, "{}: not for files of MindFormers 2.x", "leave it out")
         if args.trace is not None:
             refuse_given(args, "--cards", "{}: the step of --trace has its micro-batches", "leave one out")
-        document = with_cards(document, args.cards)
+        document = with_cards(with_swappable_stages(document, allowed), args.cards)
         return load_step(document, args.device, device_overrides(args), not args.no_cache, trace=args.trace)
     if args.trace is not None:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")

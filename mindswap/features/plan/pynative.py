@@ -5,6 +5,7 @@ from typing import Any
 
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
+from mindswap.config.render import document_from_data
 from mindswap.config.section_edits import rewrite_section
 from mindswap.errors import PlanError
 from mindswap.features.simulate import LoadedStep
@@ -55,9 +56,25 @@ def with_own_engine(document: Document, text: str) -> Document:
     return parse_document(rewrite_section(text, ENGINE[0], section, None, document.file), document.file)
 
 
-def added_engine(step: LoadedStep) -> bool:
-    """Return whether a step has mindswap's own swap, and its file has not."""
-    if not is_2x(step.document) or step.document.value(*ENGINE) != OWN_ENGINE:
+def with_swappable_stages(document: Document, allow: Allow) -> Document:
+    """Return a configuration whose plan may swap: with pipeline stages MindFormers refuses, and mindswap swaps.
+
+    Args:
+        document: a configuration of MindFormers 2.x.
+        allow: means that the plan may use.
+    """
+    has_stages = document.count("parallelism", "pipeline_parallel") > 1
+    if not allow.swap or not has_stages or document.value(*ENGINE) == OWN_ENGINE:
+        return document
+    data = document.data()
+    section = {**(data.get(ENGINE[0]) or {}), SWAP_ENGINE: OWN_ENGINE}
+    return document_from_data({**data, ENGINE[0]: section}, document.file, document)
+
+
+def added_engine(step: LoadedStep, policy: Policy) -> bool:
+    """Return whether a plan swaps with mindswap's own executor, and the file of its step does not."""
+    is_own = is_2x(step.document) and step.document.value(*ENGINE) == OWN_ENGINE
+    if not is_own or not (policy.layer_swap or policy.op_swap):
         return False
     return parse_document(step.config_text(), step.document.file).value(*ENGINE) != OWN_ENGINE
 
@@ -121,7 +138,7 @@ def planned_text_2x(step: LoadedStep, plan: Plan, target: str) -> str:
     text = step.config_text()
     if (count := added_chunks(step)) is not None:
         text = rewrite_section(text, CHUNKS[0], step.document.data()[CHUNKS[0]] | {CHUNKS[1]: count}, None, target)
-    if added_engine(step):
+    if added_engine(step, plan.policy):
         text = rewrite_section(text, ENGINE[0], step.document.data()[ENGINE[0]], None, target)
     for name, value in sections_2x(plan.policy, len(trees)).items():
         comment = plan_comment(plan, step.device.title) if name == "swap" else None

@@ -58,7 +58,7 @@ class StepPlan:
         if is_model_2x(self.step.model):
             chunks = added_chunks(self.step)
             changed: dict[str, Any] = {} if chunks is None else {CHUNKS[0]: {CHUNKS[1]: chunks}}
-            if added_engine(self.step):
+            if added_engine(self.step, self.policy):
                 changed[ENGINE[0]] = self.step.document.data()[ENGINE[0]]
             return sections_2x(self.policy, len(self.step.model.captured.sample.layer_map)) | changed
         is_moved = self.states is not None and self.states.is_changed

@@ -168,10 +168,12 @@ def format_trainer_attempts(attempts: Sequence[TrainerAttempt]) -> str:
     last = attempts[-1]
     if (count := added_chunks(last.plan.step)) is not None:
         lines.append(f"part of the plan: model.chunk_loss_num: {count}, the loss in pieces; without it nothing fits")
-    if added_engine(last.plan.step):
+    if added_engine(last.plan.step, last.plan.policy):
+        has_stages = last.plan.step.document.count("parallelism", "pipeline_parallel") > 1
+        reason = "refuses pipeline stages" if has_stages else "needs more memory"
         lines.append(
-            f"part of the plan: {'.'.join(ENGINE)}: {OWN_ENGINE}: MindFormers' swap needs more memory; mindswap's own "
-            "never ran on a card"
+            f"part of the plan: {'.'.join(ENGINE)}: {OWN_ENGINE}: MindFormers' swap {reason}; mindswap's own never ran "
+            "on a card"
         )
     if last.failure:
         lines.append(f"the dry run failed: {last.failure}")

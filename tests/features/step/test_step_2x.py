@@ -16,6 +16,7 @@ from mindswap.features.dryrun import graph_mode_text
 from mindswap.features.step_2x import load_step_2x, trace_key, with_cards
 from mindswap.graph.capture_cache import cached, open_data_cache
 from mindswap.pynative.trace import dump_trace, load_trace
+from mindswap.rules.checker import check_pynative
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -63,6 +64,23 @@ def test_cards_of_the_training_determine_the_micro_batches(record):
     assert times[1] < times[0] / 3
     with pytest.raises(LaunchError, match="global_batch_size 64 is no multiple of 3"):
         with_cards(many, 3)
+
+
+@pytest.mark.parametrize(("means", "is_written"), [("swap", True), ("recompute", False)])
+def test_with_pipeline_stages_a_plan_swaps_with_mindswap(record, tmp_path, capsys, means, is_written):
+    """MindFormers refuses swap there. The budget is 16 MiB less than keeping everything needs."""
+    staged = document(parallelism={"pipeline_parallel": 2}, training={"global_batch_size": 2})
+    file, target = tmp_path / "staged.yaml", tmp_path / "planned.yaml"
+    file.write_text(yaml.safe_dump(staged.data()))
+    record(load_document(file))
+    kept_bytes = load_step_2x(load_document(file), None, None, {}).simulate().peak_bytes
+    words = ["--memory", f"{kept_bytes - (16 << 20)}B", "--allow", means, "--no-verify"]
+    code = cli.main(["plan", str(file), *words, "-o", str(target)])
+    assert code == 0, capsys.readouterr().err
+    written = load_document(target)
+    assert not check_pynative(written).errors
+    assert (written.value("mindswap", "swap_engine") == "mindswap") is is_written
+    assert check_pynative(written).effect.settings.is_swap_enabled is is_written
 
 
 def test_each_engine_is_simulated_as_it_swaps(record, tmp_path, capsys):
