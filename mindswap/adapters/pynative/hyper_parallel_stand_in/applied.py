@@ -46,7 +46,7 @@ class AppliedWrapper:
 
 
 @dataclass(eq=False)
-class LayerCopies:
+class CopyCounter:
     """Copies of a layer, each storage once, and the cells whose begin or end triggers them."""
 
     num_out: int = 0

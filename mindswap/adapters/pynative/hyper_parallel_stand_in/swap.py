@@ -18,7 +18,7 @@ import mindspore as ms
 from mindspore import mint, nn
 from mindspore.graph.api import _no_grad
 
-from mindswap.adapters.pynative.hyper_parallel_stand_in.applied import AppliedWrapper, LayerCopies
+from mindswap.adapters.pynative.hyper_parallel_stand_in.applied import AppliedWrapper, CopyCounter
 from mindswap.adapters.pynative.values import tensors_in
 
 
@@ -129,7 +129,7 @@ class SwappedLayer:
     earlier: "SwappedLayer | None" = None
     storages: dict[int, SwappedStorage] = field(default_factory=dict)  # by address
     copied: Any = None  # event after the copies out, or back
-    copies: LayerCopies = field(default_factory=LayerCopies)
+    copies: CopyCounter = field(default_factory=CopyCounter)
 
     def add(self, tensor: ms.Tensor, wrapper: AppliedWrapper) -> None:
         """Swap the storage of a tensor; once, however many tensors share it."""
@@ -173,7 +173,7 @@ class SwapManager:
     def reset_copies(self) -> None:
         """Forget the copies of all layers."""
         for layer in self.layers.values():
-            layer.copies = LayerCopies()
+            layer.copies = CopyCounter()
 
     def set_forward_prefetch_layer(self, cell: nn.Cell, later_cell: nn.Cell) -> None:
         """Free the storages of a layer after the forward of a later one, and fetch them before its backward."""
