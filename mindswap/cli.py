@@ -172,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
         drop_output()
         return EXIT_OK
     except Exception as error:  # noqa: BLE001 the one place where a bug becomes a message
-        wants_json = command != "run" and "--json" in argv[1:]  # options behind `run` are those of the training
+        wants_json = command != "run" and "--json" in argv[1:]  # options after `run` are those of the training
         return _refuse(error, command or "", wants_json)
 
 
@@ -182,7 +182,7 @@ def _normalize_words(words: Sequence[str]) -> list[str]:
     if argv[:1] in ([], ["help"]):
         return [*argv[1:2], "--help"]
     if argv[0] == "run" and argv[1:2] not in (["-h"], ["--help"]):
-        argv.insert(1, "--")  # every option behind `run` belongs to the training script
+        argv.insert(1, "--")  # every option after `run` belongs to the training script
     return argv
 
 

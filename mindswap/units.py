@@ -61,7 +61,7 @@ def format_bandwidth(bytes_per_s: int) -> str:
 
 
 def format_time(time_ns: int) -> str:
-    """Three digits or more in the unit that fits: `1.52 s`, `24.3 ms`, `430 us`, `0 ns`."""
+    """Format a time with at least three digits in the largest unit that fits: `1.52 s`, `24.3 ms`, `430 us`, `0 ns`."""
     unit = next(unit for unit in reversed(TIME_UNITS) if abs(time_ns) >= TIME_UNITS[unit] or unit == "ns")
     value = time_ns / TIME_UNITS[unit]
     decimals = 0 if unit == "ns" or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
@@ -69,24 +69,32 @@ def format_time(time_ns: int) -> str:
 
 
 def format_difference(value: int, reference: int) -> str:
-    """How much larger, or smaller, than the reference: `+4.2 %`."""
+    """Format the difference relative to the reference: `+4.2 %`."""
     return f"{100 * (value - reference) / max(reference, 1):+.1f} %"
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of `54GiB`, `1.5 TB`, `512 B`.
+    """Parse a size: `54GiB`, `1.5 TB`, `512 B`.
 
     Raises:
-        ValueError: if it is none; the text says what may be written.
+        ValueError: if it is not a size; the message has the allowed units.
     """
     return parse_quantity(text, SIZE_UNITS, "54GiB")
 
 
 def parse_quantity(text: str, units: dict[str, int], example: str) -> int:
-    """A number with one of these units, as an integer of the smallest.
+    """Parse a number with a unit.
+
+    Args:
+        text: the number and its unit.
+        units: unit -> its size in the smallest unit.
+        example: example of a valid text, for the message.
+
+    Returns:
+        The quantity in the smallest unit, rounded down.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if the text is not a number with one of the units.
     """
     match = _QUANTITY.fullmatch(text)
     if match is None or match["unit"] not in units:  # case counts: Gb/s are bits

@@ -56,7 +56,7 @@ def read_card_memory(document: Document) -> CardMemory | None:
 
 
 def _read_device_file(name: str, folder: Path) -> CardMemory | None:
-    """Return the memory of the card of a device file: one of ours, or one beside the configuration."""
+    """Return the memory of the card of a device file: one of the package, or one next to the configuration."""
     shipped = DATA / "hardware" / f"{name}.yaml"
     path = shipped if shipped.is_file() else folder / name
     if not path.is_file():

@@ -10,7 +10,7 @@ PROPAGATION = "sharding_propagation"
 
 
 def find_search_caveats(document: Document) -> Iterator[str]:
-    """Yield what is not simulated where MindSpore itself searches how operators are split.
+    """Yield caveats of configurations in which MindSpore itself searches how operators are split.
 
     Args:
         document: a configuration of MindFormers 1.9.

@@ -42,7 +42,7 @@ SIZES = {
     "num_attention_heads": ("num_attention_heads", "num_heads"),
     "vocab_size": ("vocab_size",),
 }
-# Increased when what is recorded changes.
+# Version of the recorded data; increase it when they change.
 RECORDER_VERSION = 1
 
 

@@ -279,7 +279,7 @@ class Graph:
         return self.index.swap_pairs
 
     def owner(self, node: Node) -> Node:
-        """Return the operator of the model behind the `TupleGetItem` nodes that the compiler inserts."""
+        """Return the operator of the model whose output the inserted `TupleGetItem` nodes select."""
         nodes = self.index.forward_nodes
         while node.op == "TupleGetItem" and node.inputs[0] in nodes:
             node = nodes[node.inputs[0]]

@@ -146,7 +146,7 @@ def _fill_below(axis: "Axes", bound: Sequence[tuple[int, int]], unit_ns: int) ->
     (low_x, high_x), (low_y, high_y) = axis.get_xlim(), axis.get_ylim()
     x = [low_x, bound[0][0] / GIB, *(size / GIB for size, _ in bound), high_x]
     y = [high_y, high_y, *(time_ns / unit_ns for _, time_ns in bound), bound[-1][1] / unit_ns]
-    label = "no policy can be here" if x[1] > low_x or max(y[2:]) > low_y else None  # None: outside of what is shown
+    label = "no policy can be here" if x[1] > low_x or max(y[2:]) > low_y else None  # None: outside of the axes
     axis.fill_between(x, y, low_y, color=OTHER, alpha=0.13, linewidth=0, label=label)
 
 

@@ -28,8 +28,8 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], is_words:
         text = "  ".join(padded)
         return text.rstrip() if is_words else text
 
-    first, *others = map(line, table)
-    return "\n".join([first, "  ".join("-" * width for width in widths), *others])
+    header_line, *row_lines = map(line, table)
+    return "\n".join([header_line, "  ".join("-" * width for width in widths), *row_lines])
 
 
 def group_equal(items: Iterable[T], key: Callable[[T], object], indices: Iterable[int]) -> list[tuple[list[int], T]]:

@@ -195,7 +195,7 @@ def find_tied_parameters(graph: Graph, sharding: WeightSharding = UNSHARDED) -> 
 
 
 def list_caveats(captured: Graph, settings: StepSettings) -> tuple[str, ...]:
-    """Return the caveats of a simulated step: what is not modelled, as text."""
+    """Return the caveats of a simulated step: effects that are not modelled, as text."""
     if settings.pipeline.num_stages == 1:
         return ()
     inlining = () if settings.inlines_layers else (f"{LAYERS_NOT_INLINED}; swaps are simulated as if it did",)

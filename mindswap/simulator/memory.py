@@ -89,8 +89,8 @@ def find_waiters(program: Program) -> np.ndarray:
         is_before_backward &= ops.kind[np.maximum(sends - 1, 0)] == OpKind.FORWARD
         following = np.append(receives, [0, 0])[np.searchsorted(receives, sends) + is_before_backward]
         end_of_stage = starts[np.searchsorted(starts, sends, side="right")]
-        is_here = (following > sends) & (following < end_of_stage)
-        waiter[sends] = np.where(is_here, waiter[following], end_of_stage - 1)
+        is_on_stage = (following > sends) & (following < end_of_stage)
+        waiter[sends] = np.where(is_on_stage, waiter[following], end_of_stage - 1)
     return waiter
 
 

@@ -119,9 +119,9 @@ class MemoryPool:
         self._blocks.append(_Block(block_bytes, address))
         self._owner.append(allocator)
         allocator.has_blocks = True
-        whole = Buffer(block_bytes, address, len(self._blocks) - 1)
-        self._give(whole)
-        return self._split(whole, size_bytes)
+        block = Buffer(block_bytes, address, len(self._blocks) - 1)
+        self._give(block)
+        return self._split(block, size_bytes)
 
     def _split(self, free: Buffer, size_bytes: int) -> Buffer:
         """Use the begin of a free buffer; the rest stays free if it is large enough for a tensor."""

@@ -60,7 +60,7 @@ def replay_memory_pool(timeline: Timeline, stage: int, allocations: StageAllocat
     Args:
         timeline: a simulated step.
         stage: pipeline stage.
-        allocations: what is not in the program: memory that stays, and that of the optimizer.
+        allocations: memory that is not in the program: persistent memory and that of the optimizer.
 
     Returns:
         Peak with fragments in bytes, as `MemoryPool.actual_bytes`.

@@ -53,10 +53,10 @@ def persistent_tensors(parameters: Sequence[Parameter], settings: StepSettings) 
         settings: optimizer, sharding and accumulation.
     """
     tensors = [(weight, parameter_tensors(weight, settings)) for weight in reversed(parameters)]
-    vectors_first = sorted(tensors, key=lambda each: len(each[0].shape) > 1)
-    sizes = [each.weight_bytes for _, each in tensors]
-    sizes += [each.accumulator_bytes for _, each in tensors]
-    sizes += [size_bytes for _, each in vectors_first for size_bytes in each.state_bytes]
+    vectors_first = sorted(tensors, key=lambda entry: len(entry[0].shape) > 1)
+    sizes = [entry.weight_bytes for _, entry in tensors]
+    sizes += [entry.accumulator_bytes for _, entry in tensors]
+    sizes += [size_bytes for _, entry in vectors_first for size_bytes in entry.state_bytes]
     return [size_bytes for size_bytes in sizes if size_bytes]
 
 

@@ -86,7 +86,7 @@ def place_memory(
     prefetch_begin = copy_reference(num_before + np.flatnonzero(is_prefetched))
     # One interval for each tensor that stays on the device or is offloaded, and one for each prefetch.
     resident, offloaded = np.flatnonzero(~is_offloaded), np.flatnonzero(is_offloaded)
-    which = np.concatenate((resident, offloaded, prefetched))
+    tensor_of_interval = np.concatenate((resident, offloaded, prefetched))
     kinds = (
         kind[resident],
         np.full(len(offloaded), MemoryKind.OFFLOADING),
@@ -94,14 +94,14 @@ def place_memory(
     )
     parts = (part[resident], part[offloaded], np.full(len(prefetched), MemoryPart.PREFETCHED_COPIES))
     intervals = Intervals(
-        size_bytes=tensors.size_bytes[which],
+        size_bytes=tensors.size_bytes[tensor_of_interval],
         begin=np.concatenate((tensors.begin[resident], tensors.begin[offloaded], prefetch_begin)),
         end=np.concatenate((last_use[resident], released_at[offloaded], tensors.last_backward[prefetched])),
         kind=np.concatenate(kinds).astype(np.int8),
         part=np.concatenate(parts).astype(np.int8),
-        label=tensors.label[which],
-        layer=tensors.layer[which],
-        stage=np.full(len(which), span.stage, np.int32),
+        label=tensors.label[tensor_of_interval],
+        layer=tensors.layer[tensor_of_interval],
+        stage=np.full(len(tensor_of_interval), span.stage, np.int32),
     )
     return PlacedMemory(copies, intervals)
 

@@ -42,11 +42,11 @@ def plan_addresses(lifetimes: np.ndarray, size_bytes: np.ndarray, is_best_fit: b
     begin, end = lifetimes
     low, high = np.zeros((2, len(size_bytes)), np.int64)  # addresses of the tensors that have one
     for tensor, size in enumerate(size_bytes.tolist()):
-        is_together = (begin[:tensor] < end[tensor]) & (end[:tensor] > begin[tensor])
-        others = np.flatnonzero(is_together)
-        others = others[np.argsort(low[others], kind="stable")]
-        gap_low = np.concatenate(([0], np.maximum.accumulate(high[others])))
-        gap_bytes = np.concatenate((low[others], [np.iinfo(np.int64).max])) - gap_low
+        is_overlapping = (begin[:tensor] < end[tensor]) & (end[:tensor] > begin[tensor])
+        overlapping = np.flatnonzero(is_overlapping)
+        overlapping = overlapping[np.argsort(low[overlapping], kind="stable")]
+        gap_low = np.concatenate(([0], np.maximum.accumulate(high[overlapping])))
+        gap_bytes = np.concatenate((low[overlapping], [np.iinfo(np.int64).max])) - gap_low
         sufficient = np.flatnonzero(gap_bytes >= size)
         gap = sufficient[np.argmin(gap_bytes[sufficient])] if is_best_fit else sufficient[0]
         low[tensor], high[tensor] = gap_low[gap], gap_low[gap] + size

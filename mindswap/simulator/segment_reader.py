@@ -354,8 +354,8 @@ class StepReader:
     def _producer_position(self, node: Node, op_list: OpList) -> int:
         """Return the position of the last producer of the first operand, if that is in the same pass and segment."""
         operands = list(self._tensors_of(node.inputs[:1]))
-        is_here = all((tensor.segment, tensor.op_list.is_forward) == op_list[:2] for tensor in operands)
-        return max(tensor.producer_op_index for tensor in operands) if operands and is_here else NO_OP
+        is_in_pass = all((tensor.segment, tensor.op_list.is_forward) == op_list[:2] for tensor in operands)
+        return max(tensor.producer_op_index for tensor in operands) if operands and is_in_pass else NO_OP
 
     def _label(self, node: Node, op_list: OpList) -> Label:
         if op_list.is_forward:

@@ -89,14 +89,15 @@ def weigh_stages(
             parameters=parameters,
             settings=settings,
             device=device,
-            made_once_bytes=step_bytes,
+            per_step_bytes=step_bytes,
         ),
         closing_bytes=tuple(memory.total_bytes for memory in closing),
         closing_gradient_bytes=tuple(memory.gradient_bytes for memory in closing),
         forward_bytes=forward_bytes,
         reduction_ns=reduction_ns,
         min_reduction_ns=max(
-            min_reduction_ns(own, chunks) for own, chunks in zip(reduction_ns, layout.chunks, strict=True)
+            min_reduction_ns(stage_reduction_ns, chunks)
+            for stage_reduction_ns, chunks in zip(reduction_ns, layout.chunks, strict=True)
         ),
     )
 
@@ -127,8 +128,8 @@ def describe_training(parameters: Sequence[Sequence[Parameter]]) -> tuple[str, .
 
 def format_trained(num_trained: int, num_weights: int) -> str:
     """Return a note on how many weights are trained."""
-    what = "only these have gradients, their communication, and optimizer states"
-    return f"{num_trained} of {num_weights} weights are trained: {what}"
+    consequence = "only these have gradients, their communication, and optimizer states"
+    return f"{num_trained} of {num_weights} weights are trained: {consequence}"
 
 
 def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettings, device: Device) -> dict[str, int]:
@@ -181,11 +182,11 @@ def _static_memory(
     parameters: Sequence[Sequence[Parameter]],
     settings: StepSettings,
     device: Device,
-    made_once_bytes: int,
+    per_step_bytes: int,
 ) -> tuple[StaticMemory, ...]:
     constants = constant_bytes(graph)
     workspace = workspace_bytes((*graph.forward, *graph.backward), device)
-    stages = [estimate_static_memory(own, settings, workspace) for own in parameters]
+    stages = [estimate_static_memory(stage_parameters, settings, workspace) for stage_parameters in parameters]
     if not layout.are_ends_together:
         # The last stage has a tied weight of the first stage twice, as the received tensor and as the parameter of
         # Receive, and a gradient that it sends back (pipeline_transformer.cc, InsertReceive). Its optimizer state is on
@@ -197,7 +198,7 @@ def _static_memory(
             parameter_bytes=last.parameter_bytes + 2 * tied.parameter_bytes,
             gradient_bytes=last.gradient_bytes + tied.gradient_bytes,
         )
-    shared_bytes = constants.get(None, 0) + made_once_bytes
+    shared_bytes = constants.get(None, 0) + per_step_bytes
     layer_map = captured.sample.layer_map
     layer_bytes = [constants.get(position, 0) + cache_bytes(graph, position) for position in range(max(layer_map) + 1)]
     of_layers = [
@@ -206,8 +207,8 @@ def _static_memory(
     ]
     # Each virtual chunk has its own constants (docs/internals/notes.md#constants-of-virtual-chunks).
     return tuple(
-        replace(stage, constant_bytes=shared_bytes * len(chunks) + own_bytes)
-        for stage, own_bytes, chunks in zip(stages, of_layers, layout.chunks, strict=True)
+        replace(stage, constant_bytes=shared_bytes * len(chunks) + stage_layer_bytes)
+        for stage, stage_layer_bytes, chunks in zip(stages, of_layers, layout.chunks, strict=True)
     )
 
 
@@ -229,30 +230,33 @@ def _closing_memory(parameters: Sequence[Parameter], rule: GradientRule, setting
     """
     ranks = rule.sharding.num_ranks
     tensors = _optimizer_tensors(settings)
-    closing = gone = most = waiting = 0
-    gradients = gone_gradients = gone_at_most = 0
+    closing = freed = peak_temporary_bytes = waiting = 0
+    gradients = freed_gradients = freed_gradients_at_peak = 0
     for position, parameter in enumerate(parameters):
         shards = num_parameter_shards(parameter, ranks)
         scaled = rule.final_bytes(parameter.size_bytes, parameter.num_elements, shards)
         is_reduced = rule.is_shared and parameter.num_copies != 1
         _, sent_bytes, kept_bytes = rule.parts_bytes(parameter.size_bytes, shards >= ranks, is_reduced)
         gradients, waiting = gradients + max(0, scaled - kept_bytes), waiting + sent_bytes
-        each = ceil_div(parameter.num_elements * FLOAT32_BYTES, shards)
+        float32_bytes = ceil_div(parameter.num_elements * FLOAT32_BYTES, shards)
         if settings.is_state_offloaded:
-            gone -= sum(state_sizes(parameter, settings))
-            updating = tensors.num_with_states * each
+            freed -= sum(state_sizes(parameter, settings))
+            updating = tensors.num_with_states * float32_bytes
             products = 0
         else:
-            updating = tensors.num_in_update(position) * each
+            updating = tensors.num_in_update(position) * float32_bytes
             if parameter.size_bytes < parameter.num_elements * FLOAT32_BYTES:
-                updating = max(updating, tensors.num_in_last_kernel * each - scaled)
-            products = tensors.num_products * each
-        if updating - gone > most:
+                updating = max(updating, tensors.num_in_last_kernel * float32_bytes - scaled)
+            products = tensors.num_products * float32_bytes
+        if updating - freed > peak_temporary_bytes:
             # A fused update frees the gradient before its last kernel, which has a temporary more.
-            most, gone_at_most = updating - gone, gone_gradients + scaled * settings.is_fused
-        closing, gone, gone_gradients = closing + products, gone + scaled + products, gone_gradients + scaled
-    total_bytes = max(0, gradients + closing + most - waiting)
-    return _ClosingMemory(total_bytes, gradients - waiting - gone_at_most)
+            peak_temporary_bytes, freed_gradients_at_peak = (
+                updating - freed,
+                freed_gradients + scaled * settings.is_fused,
+            )
+        closing, freed, freed_gradients = closing + products, freed + scaled + products, freed_gradients + scaled
+    total_bytes = max(0, gradients + closing + peak_temporary_bytes - waiting)
+    return _ClosingMemory(total_bytes, gradients - waiting - freed_gradients_at_peak)
 
 
 class _OptimizerTensors(NamedTuple):

@@ -141,7 +141,7 @@ class StepModel:
         costs: durations of operators, and the device with its links.
         settings: micro-batches, parallel settings, optimizer.
         fixed: policy that applies together with every simulated policy.
-        caveats: what is not modelled, as text, in addition to what the captured step says.
+        caveats: effects that are not modelled, as text, in addition to those of the captured step.
         is_swapping: assume that other layers swap, independently of the policy.
         parts: of a model that differs in the number of micro-batches or in `is_swapping` only; then the captured step,
             the fixed policy and the caveats are those of `parts`.
@@ -150,7 +150,7 @@ class StepModel:
         layers: graphs of the compiled layers under a policy, and the step as captured.
         names: operator -> its names.
         captured: the step without any policy: weights all-gathered, tensors shared by layers, equal operators merged.
-        caveats: what is not modelled, as text.
+        caveats: effects that are not modelled, as text.
         transfers: durations of transfers.
         weights: weights of each stage, and their gradients.
         layout: stages and schedule.

@@ -60,7 +60,7 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class _BlockRole:
-    """What a block is in the step without a policy."""
+    """Role of a block in the step without a policy."""
 
     kind: MemoryKind
     part: MemoryPart
@@ -132,7 +132,7 @@ class TracedStepModel(StepModel):
         return schedule_step(self.index, self.actions(policy), distance_of(policy), self.is_own_engine)
 
     def actions(self, policy: Policy) -> list[LayerActions]:
-        """Return what a policy does to each layer."""
+        """Return the actions of a policy on each layer."""
         layers = range(self.index.num_layers)
         return [
             LayerActions(

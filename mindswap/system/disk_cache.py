@@ -249,7 +249,7 @@ def _entries(folder: Path) -> list[CacheEntry]:
 
 
 def _disk_bytes(status: os.stat_result) -> int:
-    """Return what a file takes on the disk: made-up samples are files of 48 MiB with hardly anything in them."""
+    """Return the disk space of a file: synthetic samples are sparse files of 48 MiB."""
     return min(status.st_size, status.st_blocks * 512)
 
 

@@ -1,4 +1,4 @@
-"""Lines that show that long work goes on, where nobody sees a bar."""
+"""Progress lines of long work, for outputs that cannot show a progress bar."""
 
 import os
 import threading

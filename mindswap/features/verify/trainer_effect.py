@@ -19,13 +19,13 @@ SWAPS, RECOMPUTES = ("layer_swap", "op_swap"), ("full_recompute_layer", "select_
 
 @dataclass(frozen=True)
 class EntryEffect:
-    """What an entry of the file did in a dry run.
+    """Effect of an entry of the file in a dry run.
 
     Attributes:
         target: the entry.
         layers: layers that it names.
         acting_layers: those in which something was copied out and back, or recomputed.
-        reasons: why it does not act, in words, with the layers.
+        reasons: reasons for which it does not act, each with the layers.
         out_bytes: size of the storages copied to the host that were saved within its cells; None if not measured.
         num_out: number of these copies; None if not measured.
         num_recomputed: cells of the entry that ran once more in backward.
@@ -46,7 +46,7 @@ class EntryEffect:
 
 
 def compare_entries(effect: SettingsEffect, step: TrainerStep) -> tuple[EntryEffect, ...]:
-    """Return what each entry did.
+    """Return the effect of each entry.
 
     Args:
         effect: settings of the file, for the reasons.
@@ -60,9 +60,9 @@ def _entry_effect(target: Target, effect: SettingsEffect, step: TrainerStep) -> 
     layers = effect.settings.layers_of(target)
     if target.option in SWAPS and step.own_swap is not None:
         acting = tuple(layer for layer in layers if layer in step.own_targets.get(target.path, ()))
-        rest = tuple(layer for layer in layers if layer not in acting)
-        reasons = (("mindswap's executor moves nothing: backward reads nothing of it that may move", rest),)
-        return EntryEffect(target, layers, acting, reasons if rest else ())
+        inactive_layers = tuple(layer for layer in layers if layer not in acting)
+        reasons = (("mindswap's executor moves nothing: backward reads nothing of it that may move", inactive_layers),)
+        return EntryEffect(target, layers, acting, reasons if inactive_layers else ())
     wrappers = [wrapper for wrapper in step.wrappers if wrapper.layer in layers and _is_of(target, wrapper)]
     acting = tuple(sorted({wrapper.layer for wrapper in wrappers if _acts(wrapper)}))
     by_reason: dict[str, list[int]] = {}
@@ -81,7 +81,7 @@ def _entry_effect(target: Target, effect: SettingsEffect, step: TrainerStep) -> 
 
 
 def _is_of(target: Target, wrapper: WrapperEffect) -> bool:
-    """Return whether a wrapper in a layer of an entry is one that the entry asks for."""
+    """Return whether an entry requests a wrapper that is in one of its layers."""
     if wrapper.action != ("swap" if target.option in SWAPS else "recompute"):
         return False
     if target.pattern is None or not wrapper.path:
@@ -100,12 +100,12 @@ def _acts(wrapper: WrapperEffect) -> bool:
 
 def _reason(target: Target, layer: int, wrappers: Sequence[WrapperEffect], effect: SettingsEffect) -> str:
     """Return why an entry does not act in a layer."""
-    own = [wrapper for wrapper in wrappers if wrapper.layer == layer]
-    if any(wrapper.num_out for wrapper in own):
+    layer_wrappers = [wrapper for wrapper in wrappers if wrapper.layer == layer]
+    if any(wrapper.num_out for wrapper in layer_wrappers):
         return "what was copied out is not copied back"
-    if own and target.option in SWAPS:
+    if layer_wrappers and target.option in SWAPS:
         return "its cells save nothing that may move: outputs of the layer, weights and inputs of the model stay"
-    if own:
+    if layer_wrappers:
         return "its cells do not run once more in backward: they save nothing that backward reads"
     drops = effect.layers[layer].drops if layer < len(effect.layers) else ()
     for drop in drops:

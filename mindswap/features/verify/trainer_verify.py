@@ -55,8 +55,8 @@ def verify_2x(document: Document, brief: bool = False, num_cards: int | None = N
     require_valid_2x(document)
     settings = read_pynative(document, None)
     effect = compute_effect(settings, load_model(document, find_num_layers_2x(document), find_mtp_layers(document)))
-    asked = (*(SWAPS if settings.is_swap_enabled else ()), *RECOMPUTES)
-    if not any(settings.of(option) for option in asked):
+    options = (*(SWAPS if settings.is_swap_enabled else ()), *RECOMPUTES)
+    if not any(settings.of(option) for option in options):
         return TrainerVerification(True, NOTHING_ASKED, {"ok": True, "entries": [], "layers": []})
     report_status = PhaseLines(time.monotonic(), sys.stderr)
     report = dry_run_trainer(document, DryRunOptions(), report_status, "the file", num_cards=num_cards)
@@ -90,8 +90,8 @@ def make_verification(
         report: the dry run of the file.
         off: the dry run without swap and recompute; None without one.
     """
-    own = report.step.own_swap
-    is_ok = not problems and (own is None or bool(own["is_as_predicted"]))
+    swap_report = report.step.own_swap
+    is_ok = not problems and (swap_report is None or bool(swap_report["is_as_predicted"]))
     notes = (*report.notes, *([NO_COMMUNICATION] if effect.settings.of("comm") else []))
     step = report.step
     blocks = [format_table(ENTRY_HEADER, [_entry_row(entry) for entry in entries])]
@@ -107,7 +107,7 @@ def make_verification(
         "ok": is_ok,
         "entries": [_entry_to_json(entry) for entry in entries],
         "layers": [vars(copies) for copies in step.layer_copies],
-        "own_swap": own,
+        "own_swap": swap_report,
         **problems_to_data(problems),
         "notes": list(notes),
         "dry_run": trainer_dry_run_to_json(report),
@@ -130,24 +130,24 @@ def _entry_row(entry: EntryEffect) -> list[str]:
 def _layer_rows(report: TrainerDryRun) -> list[list[str]]:
     """Return a row for equal layers; layers at whose ends something happens are written relative to the layer."""
 
-    def moment(phase: str, layer: int, other: int | None) -> str:
-        if other is None:
+    def moment(phase: str, layer: int, trigger_layer: int | None) -> str:
+        if trigger_layer is None:
             return NOTHING
-        return f"{phase} of " + ("the layer" if other == layer else f"layer + {other - layer}")
+        return f"{phase} of " + ("the layer" if trigger_layer == layer else f"layer + {trigger_layer - layer}")
 
-    copies = report.step.layer_copies
+    all_copies = report.step.layer_copies
     cells = [
         (
-            str(each.num_out),
-            str(each.num_back),
-            format_bytes(each.out_bytes),
-            format_bytes(each.back_bytes),
-            moment("forward", each.layer, each.released_by),
-            moment("backward", each.layer, each.fetched_by),
+            str(copies.num_out),
+            str(copies.num_back),
+            format_bytes(copies.out_bytes),
+            format_bytes(copies.back_bytes),
+            moment("forward", copies.layer, copies.released_by),
+            moment("backward", copies.layer, copies.fetched_by),
         )
-        for each in copies
+        for copies in all_copies
     ]
-    groups = group_equal(cells, lambda row: row, [each.layer for each in copies])
+    groups = group_equal(cells, lambda row: row, [copies.layer for copies in all_copies])
     return [[name_indices("layer", layers), *row] for layers, row in groups]
 
 
@@ -178,13 +178,13 @@ def _entry_to_json(entry: EntryEffect) -> dict[str, Any]:
     }
 
 
-def refuse_options(document: Document, **given: object) -> None:
+def refuse_options(document: Document, **option_values: object) -> None:
     """Refuse options that have a meaning for the compiled graph only.
 
     Raises:
         LaunchError: with their names.
     """
-    if names := [f"--{name}" for name, value in given.items() if value is not None]:
+    if names := [f"--{name}" for name, value in option_values.items() if value is not None]:
         raise LaunchError(
             f"{', '.join(names)}: of MindFormers 1.9 only (graph mode); {document.file} is of MindFormers 2.x\n"
             "    allowed: --brief, --cards, --json\n"

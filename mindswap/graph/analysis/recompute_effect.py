@@ -108,7 +108,7 @@ def compare_recompute(
 
     Args:
         layers: decisions; `layer_index` counts layers of `graph`.
-        baseline: the same network without recompute; what it recomputes is requested by the model itself.
+        baseline: the same network without recompute; the model itself requests the recompute in it.
         graph: the network under the policy.
         baseline_layers: layer of `graph` -> equal layer of `baseline`, where the numbers differ.
     """

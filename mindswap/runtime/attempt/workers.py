@@ -112,7 +112,7 @@ class Workers:
                 return self._out_of_memory(worker, "killed by the system, whose memory ran out (oom_kill)")
             return Ended(Outcome.KILLED, self.step, f"{name} was killed by {signal.Signals(-exit_code).name}")
         crash = f"    {name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
-        if crash and is_over:  # MindSpore on CPU sometimes crashes while it releases what it holds
+        if crash and is_over:  # MindSpore on CPU sometimes crashes while it releases its resources
             return Ended(Outcome.FINISHED, self.step, f"{crash.strip()} after the training was over")
         report = failure_report(self._folder, self._worker_ranks)
         return Ended(Outcome.FAILED, self.step, crash + report, exit_code if exit_code > 0 else 1)

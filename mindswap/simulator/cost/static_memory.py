@@ -124,9 +124,9 @@ def estimate_static_memory(
     tensors = [parameter_tensors(parameter, settings) for parameter in parameters]
     state_bytes = sum(sum(state_sizes(parameter, settings)) for parameter in parameters)
     return StaticMemory(
-        parameter_bytes=sum(each.weight_bytes for each in tensors),
-        gradient_bytes=sum(each.accumulator_bytes for each in tensors),
-        optimizer_bytes=sum(sum(each.state_bytes) for each in tensors),
+        parameter_bytes=sum(entry.weight_bytes for entry in tensors),
+        gradient_bytes=sum(entry.accumulator_bytes for entry in tensors),
+        optimizer_bytes=sum(sum(entry.state_bytes) for entry in tensors),
         workspace_bytes=workspace_bytes,
         host_bytes=state_bytes if settings.is_state_offloaded else 0,
     )

@@ -39,11 +39,11 @@ AS_WRITTEN = "analyse the profile again and leave its files as they are: a sprea
 class RankFiles:
     """Files of one rank."""
 
-    folder: Path  # where they are
+    folder: Path  # folder of the files
     files: dict[str, tuple[Path, ...]]  # kind of content -> files
 
     def get(self, *kinds: str) -> tuple[Path, ...]:
-        """Those of the first kind that there is."""
+        """Return the files of the first of these kinds that exists."""
         return next((self.files[kind] for kind in kinds if kind in self.files), ())
 
 

@@ -127,7 +127,7 @@ class _Scanner:
             try:
                 value, end = self.decoder.raw_decode(self.text, self.position)
             except ValueError as error:
-                # Most likely the window ends within it; a broken text goes on being one.
+                # Most likely the window ends within the value; an invalid text stays invalid after more is read.
                 if len(self.text) - self.position > MAX_EVENT_CHARS or not self.read_more():
                     raise self.error(str(error).partition(":")[0]) from None
                 continue

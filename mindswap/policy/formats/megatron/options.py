@@ -130,7 +130,7 @@ class MegatronOptions:
 
     @property
     def asks_recompute(self) -> bool:
-        """Whether any option asks for recomputation."""
+        """Return whether any option requests recompute."""
         is_with_swap = self.swap_attention and self.recompute_num_layers is not None
         return bool(
             self.granularity
@@ -150,7 +150,7 @@ class MegatronOptions:
 
     @property
     def asks_offload(self) -> bool:
-        """Whether any option asks for activations to be offloaded."""
+        """Return whether any option requests offload of activations."""
         return self.fine_grained_activation_offloading or self.swap_attention or self.mla_swap_core_attn_out
 
     @property

@@ -100,7 +100,7 @@ def policy_of_megatron(
     return MegatronPolicy(None, sort_problems(problems))
 
 
-# Options that place layers as no other setting says.
+# Options that determine the placement of layers.
 PLACES = ("noop_layers", "num_layer_list", "pipeline_model_parallel_layout", "schedules_method")
 
 

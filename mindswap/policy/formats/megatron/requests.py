@@ -17,9 +17,9 @@ DEFAULT_SWAPPED = "self_attention"
 
 @dataclass(frozen=True)
 class ModuleRequest:
-    """Modules of some layers that an option asks to be recomputed or offloaded."""
+    """Modules of some layers that an option requests to recompute or offload."""
 
-    field: str  # attribute of the option that asks
+    field: str  # attribute of the option
     purpose: str  # section of data/megatron/modules.json with the names: `recompute`, `offload` or `mindspeed`
     modules: tuple[str, ...]  # their names
     layers: Layers = ALL_LAYERS  # layers of the model
@@ -36,7 +36,7 @@ def full_recompute_layers(options: MegatronOptions, placement: LayerPlacement) -
 
 
 def module_requests(options: MegatronOptions, placement: LayerPlacement) -> Iterator[ModuleRequest]:
-    """Yield what each option asks for. What is recomputed as a whole is left out, so there may be no layers left."""
+    """Yield the requests of each option, without the layers that are fully recomputed; some may have no layers."""
     num_layers = placement.num_model_layers
     recomputed_layers = {*full_recompute_layers(options, placement).resolve(num_layers)}
     for request in _requests(options, placement):
@@ -101,7 +101,7 @@ def _function_layers(options: MegatronOptions, placement: LayerPlacement, count:
 
 
 def _swap_attention(options: MegatronOptions, placement: LayerPlacement) -> Iterator[ModuleRequest]:
-    """Yield what is offloaded, and the multi-layer perceptrons that are recomputed beside it."""
+    """Yield the offloaded modules, and the multi-layer perceptrons that are recomputed with them."""
     is_per_stage = options.enable_recompute_layers_per_pp_rank
     every = placement.largest_count(is_per_stage=is_per_stage)
     recomputed = min(options.recompute_num_layers or 0, every)

@@ -59,7 +59,7 @@ SECTION_KEYS = {
     "recompute": ("mode", "full_recompute_layer", "select_module", "exclude_op"),
     "recompute_comm": ("enable", "select_module"),
 }
-# `mindswap.swap_engine: mindswap` lets mindswap's own executor swap what the section `swap` names.
+# `mindswap.swap_engine: mindswap` lets mindswap's own executor swap the operators of the section `swap`.
 SWAP_ENGINE, OWN_ENGINE = "swap_engine", "mindswap"
 # Section of each key that only one section has, for messages about a misplaced key.
 SECTION_OF_KEY_2X = {
