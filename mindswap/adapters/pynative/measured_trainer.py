@@ -80,6 +80,8 @@ class MeasuredTrainer(Trainer):
         # multiple of them. The PyNative model does not ask whether this is a dry run.
         with replaced(transformer_config, os=SimpleNamespace(environ={})):
             model = super()._create_model(model, model_config)
+        if self.enable_parallel:  # MindFormers builds the stages, and applies recompute to them
+            return model
         config, gpt_model = self.config, find_gpt_model(model)
         names = [(weight, weight.name) for weight in model.get_parameters()]
         apply_ac(
@@ -126,13 +128,16 @@ class MeasuredTrainer(Trainer):
 
     def training_step(self, step: int | None = None) -> Any:
         """Train one step, and measure it."""
+        return self._measured(lambda: super(MeasuredTrainer, self).training_step(step))
+
+    def _measured(self, run: Callable[[], Any]) -> Any:
         _reset()
         memory = MeasuredMemory(ms.runtime.memory_allocated())
         self.steps.append(memory)
         vars(moved).update(vars(Moved()))
         applied.reset()
         SwapManager().reset_copies()
-        result = super().training_step(step)
+        result = run()
         self._end_phase("optimizer")
         memory.moved = replace(moved)
         memory.reserved_bytes = ms.runtime.max_memory_reserved()
@@ -146,6 +151,19 @@ class MeasuredTrainer(Trainer):
         memory = self.steps[-1]
         memory.kept_bytes = max(memory.kept_bytes, ms.runtime.memory_allocated() - before_bytes)
         return loss
+
+    def compute_pp_loss(self, inputs: Any) -> Any:
+        """Run the passes of a pipeline stage; forward and backward take turns, so both have the same peak."""
+        loss = super().compute_pp_loss(inputs)
+        self._end_phase("backward")
+        memory = self.steps[-1]
+        memory.peaks["forward"] = memory.peaks["backward"]
+        memory.gradient_bytes = ms.runtime.memory_allocated() - memory.before_bytes
+        return loss
+
+    def training_pp_step(self) -> Any:
+        """Train one step of a pipeline stage, and measure it."""
+        return self._measured(super().training_pp_step)
 
     def _forward_backward(self, model: Any, inputs: Any) -> Any:
         loss = super()._forward_backward(model, inputs)

@@ -17,9 +17,10 @@ from mindswap.adapters.pynative.trainer_dry_run import (
     prepare,
     synthetic_data,
 )
+from mindswap.errors import LaunchError
 from mindswap.pynative.ledger import SwapReport
 from mindswap.pynative.schedule import Distance, Unit
-from mindswap.pynative.trace import RecordedStep, dump_trace, load_trace
+from mindswap.pynative.trace import RecordedStep, Trace, dump_trace, load_trace
 
 
 def swap(
@@ -36,10 +37,9 @@ def swap(
     uses_stand_in = prepare()
     from mindswap.adapters.graph.apply import read_tree
     from mindswap.adapters.pynative.copies import StreamCopies
-    from mindswap.adapters.pynative.layers_2x import layers_of
+    from mindswap.adapters.pynative.layers_2x import indices_of_layers, layers_of
     from mindswap.adapters.pynative.measured_trainer import MeasuredTrainer
-    from mindswap.adapters.pynative.record import record
-    from mindswap.adapters.pynative.swap import Swap
+    from mindswap.adapters.pynative.swap import PipelineSwap, Swap
 
     config["training"]["steps"] = NUM_STEPS
     num_samples = sample["batch_size"] * sample["num_micro_batches"] * (NUM_STEPS + 1)
@@ -47,19 +47,40 @@ def swap(
     trainer = MeasuredTrainer(config, data)
     (network,) = trainer.model
     layers = layers_of(network)
+    num_layers = config["model"].get("num_hidden_layers") or config["model"]["num_layers"]
     if not trace:
-        batch = trainer.first_batch()
-        recorded = record(network, layers, lambda: trainer.run_passes(batch))
-        return {"trace": dump_trace(RecordedStep(recorded, tuple(read_tree(layer) for layer in layers), ""))}
+        recorded = _record(trainer, network, layers)
+        trees = tuple(read_tree(layer) for layer in layers)
+        return {
+            "trace": dump_trace(RecordedStep(recorded, trees, "")),
+            "layer_indices": indices_of_layers(network, num_layers),
+        }
     found = {
         int(index): Distance(count, Unit.LAYERS, moves_last_layers=True) for index, count in (distances or {}).items()
     }
-    running = Swap(
+    new_swap = Swap if trainer.schedule is None else PipelineSwap
+    running = new_swap(
         network, layers, lambda trace: found, copies=StreamCopies(), trace=load_trace(trace, "the recorded step").trace
     )
     trainer.train()
     report = running.finish()
     return {**measured_result(trainer, uses_stand_in), "moved": _copies(running, report), "swap": report.to_json()}
+
+
+def _record(trainer: Any, network: Any, layers: list[Any]) -> Trace:
+    """Record a pass of a network, or of a pipeline stage, whose other passes run beside it."""
+    from mindswap.adapters.pynative.copies import StreamCopies
+    from mindswap.adapters.pynative.record import record
+    from mindswap.adapters.pynative.swap import PipelineSwap
+
+    if trainer.schedule is None:
+        batch = trainer.first_batch()
+        return record(network, layers, lambda: trainer.run_passes(batch))
+    running = PipelineSwap(network, layers, lambda trace: {}, copies=StreamCopies())
+    trainer.train()
+    if running.trace is None:
+        raise LaunchError("the stage had no backward pass through its layers: nothing was recorded")
+    return running.trace
 
 
 def _copies(running: Any, report: SwapReport) -> dict[str, int]:

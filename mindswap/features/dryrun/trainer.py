@@ -1,6 +1,6 @@
 """`mindswap dryrun` of a configuration of MindFormers 2.x: requests, runs, extrapolation and notes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from mindswap.features.dryrun.cann_stand_ins import has_cann, prepare_stand_ins
 from mindswap.features.dryrun.depths import DryRunOptions
 from mindswap.features.dryrun.rank_runs import run_folder
 from mindswap.features.dryrun.trainer_config import (
-    MAX_MICRO_BATCHES,
     PARALLEL_KEYS,
     TrainerRequest,
     num_micro_batches,
@@ -74,9 +73,14 @@ def dry_run_trainer(
     require_mindformers_2x(document)
     prepare_stand_ins(report_status)
     with run_folder(options.folder) as folder:
-        steps = [
-            _run_depth(request, _own_effect(document, request), folder, title, report_status) for request in requests
+        runs = [
+            [
+                _run_depth(replace(request, stage=stage), _own_effect(document, request), folder, title, report_status)
+                for stage in range(request.num_stages)
+            ]
+            for request in requests
         ]
+    steps = [max(stages, key=lambda step: step.used_peak_bytes) for stages in runs]
     num_layers = find_num_layers_2x(document) or steps[-1].num_layers
     step = steps[-1] if len(steps) == 1 else extrapolate(steps[0], steps[1], num_layers)
     is_alone = len(steps) == 1 and step.num_layers != num_layers
@@ -89,7 +93,8 @@ def dry_run_trainer(
         budget_bytes=None if is_alone else budget.usable_bytes,
         margin_permille=budget.margin_permille,
         notes=(
-            *_notes(document, step, num_cards),
+            *_stage_notes(runs[-1]),
+            *_notes(document, step, num_cards, requests[-1]),
             *([GROUPED_NOTE] if len(steps) > 1 and document.value("optimizer", "type") == "Muon" else []),
         ),
     )
@@ -110,8 +115,13 @@ def _run_depth(
     request: TrainerRequest, effect: SettingsEffect | None, folder: Path, title: str, report_status: StatusCallback
 ) -> TrainerStep:
     name = f"{title}: {format_count(request.num_layers, 'layer')}"
+    if request.num_stages > 1:
+        name += f", stage {request.stage}"
     report_status(f"{name}: starting MindFormers")
-    run_folder, report = folder / f"layers_{request.num_layers}", lambda line: report_status(f"{name}: {line}")
+    run_folder, report = (
+        folder / f"layers_{request.num_layers}_stage_{request.stage}",
+        lambda line: report_status(f"{name}: {line}"),
+    )
     if effect is None:
         step = run_trainer(request, run_folder, report)
     else:
@@ -164,13 +174,31 @@ def _own_swap_note(report: Mapping[str, Any]) -> str:
     )
 
 
-def _notes(document: Document, step: TrainerStep, num_cards: int | None) -> list[str]:
-    notes = [APPLIED_NOTE] if step.set_lines else []
+def _stage_notes(stages: Sequence[TrainerStep]) -> list[str]:
+    """Return the peak of each pipeline stage; none without stages."""
+    if len(stages) == 1:
+        return []
+    peaks = ", ".join(f"stage {index} {round(step.used_peak_bytes / 2**20)} MiB" for index, step in enumerate(stages))
+    highest = max(range(len(stages)), key=lambda index: stages[index].used_peak_bytes)
+    return [
+        f"peak of each pipeline stage: {peaks}; the table is of stage {highest}. Each ran in a process of its own, "
+        "with one micro-batch in flight for itself and for each stage after it; forward and backward take turns, so "
+        "both have the same peak"
+    ]
+
+
+def _notes(document: Document, step: TrainerStep, num_cards: int | None, request: TrainerRequest) -> list[str]:
+    notes = [APPLIED_NOTE] if step.set_lines and request.num_stages == 1 else []
     if step.own_swap is not None:
         notes.append(_own_swap_note(step.own_swap))
     elif step.uses_stand_in and (step.set_lines or (step.copies and step.copies.out_bytes)):
         notes.append(STAND_IN_NOTE)
-    if left_out := find_left_out(document, num_cards):
+    left_out = {
+        name: size
+        for name, size in find_left_out(document, num_cards).items()
+        if name != "pipeline_parallel" or request.num_stages == 1
+    }
+    if left_out:
         names = ", ".join(f"{name}: {value}" for name, value in left_out.items())
         static_bytes = step.weight_bytes + step.state_bytes + step.gradient_bytes
         notes.append(
@@ -180,9 +208,10 @@ def _notes(document: Document, step: TrainerStep, num_cards: int | None) -> list
             "holds less"
         )
     count = num_micro_batches(document, num_cards)
-    if count > MAX_MICRO_BATCHES:
+    num_run = request.sample["num_micro_batches"]
+    if count > num_run:
         notes.append(
-            f"{MAX_MICRO_BATCHES} of {count} micro-batches ran: the others need no more. With --cards N, of "
+            f"{num_run} of {count} micro-batches ran: the others need no more. With --cards N, of "
             "the training, a rank has fewer"
         )
     if document.value("optimizer", "type") == "Muon" and installed_version("mindspore").startswith("2.10."):

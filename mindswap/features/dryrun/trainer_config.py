@@ -1,7 +1,7 @@
 """Configuration of MindFormers 2.x for a dry run of its trainer in one process."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ ONE_PROCESS = {
     "expert_parallel": 1,
     "sequence_parallel": False,
 }
+STAGE_KEYS = ("pipeline_parallel", "pipeline_parallel_layers_per_stage", "pipeline_parallel_schedule")
 # Sections of files and services that a dry run must not read or write.
 DROPPED_SECTIONS = ("mindswap", "callbacks", "monitor", "profiler", "eval_dataset", "run_mode")
 
@@ -38,11 +39,22 @@ class TrainerRequest:
         config: configuration of MindFormers 2.x for one process.
         sample: sizes and columns of the made-up data.
         num_layers: layers of the model, without those for multi-token prediction.
+        num_stages: pipeline stages that run, each in a process; 1 without.
+        stage: the stage of this request.
     """
 
     config: Mapping[str, Any]
     sample: Mapping[str, Any]
     num_layers: int
+    num_stages: int = 1
+    stage: int = 0
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables of the rank of this stage."""
+        if self.num_stages == 1:
+            return {}
+        return {"RANK_SIZE": str(self.num_stages), "RANK_ID": str(self.stage)}
 
 
 def require_valid_2x(document: Document) -> None:
@@ -74,13 +86,18 @@ def trainer_request(document: Document, num_layers: int | None = None, num_cards
         raise GraphError(f"{document.location_of('model')}: model: a dry run needs {NUM_LAYERS_KEYS[0]}")
     if num_layers is not None:
         truncate_layers(config, full_layers, num_layers, find_mtp_layers(document))
-    count = min(MAX_MICRO_BATCHES, num_micro_batches(document, num_cards))
+    num_stages = count_stages(document) if num_layers is None else 1
+    # A stage has at most one micro-batch for each stage in flight; the next one begins when a backward pass has ended.
+    count = min(MAX_MICRO_BATCHES if num_stages == 1 else num_stages + 1, num_micro_batches(document, num_cards))
     batch_size = document.count("training", "local_batch_size")
     config["training"] |= {"local_batch_size": batch_size, "global_batch_size": batch_size * count}
     config["training"] |= {"deterministic": False}
     config["checkpoint"] = {"enable_save": False, "no_load_optim": True}
     config["train_dataset"] = {"dataloader": {"type": "HFDataLoader"}}  # the samples are made by the process itself
     config["parallelism"] = dict(ONE_PROCESS)
+    if num_stages > 1:
+        own = config_keys(document.data().get("parallelism") or {}, STAGE_KEYS)
+        config["parallelism"] |= {"pipeline_parallel_layers_per_stage": "auto", **own}
     for name in DROPPED_SECTIONS:
         config.pop(name, None)
     columns = document.get("train_dataset", "dataloader", "column_names")
@@ -91,7 +108,18 @@ def trainer_request(document: Document, num_layers: int | None = None, num_cards
         "vocab_size": _size(document, "vocab_size"),
         "columns": [str(node.value) for node in columns.items] if columns and columns.items else list(COLUMNS),
     }
-    return TrainerRequest(config, sample, num_layers or full_layers)
+    return TrainerRequest(config, sample, num_layers or full_layers, num_stages)
+
+
+def count_stages(document: Document) -> int:
+    """Return the pipeline stages of a dry run: those of the file, if each is one chunk; otherwise 1."""
+    is_interleaved = document.count("parallelism", "pipeline_parallel_interleave_num") > 1
+    return 1 if is_interleaved else document.count("parallelism", "pipeline_parallel")
+
+
+def config_keys(section: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return the keys of a section that have a value."""
+    return {key: section[key] for key in keys if section.get(key) is not None}
 
 
 def num_micro_batches(document: Document, num_cards: int | None = None) -> int:

@@ -89,6 +89,7 @@ def format_trainer_dry_run(report: TrainerDryRun, other: TrainerDryRun | None = 
 
 def table_rows(steps: Sequence[TrainerStep]) -> list[list[str]]:
     """Return the rows of the table, one column per step."""
+    kept: list[int | None] = [step.kept_bytes for step in steps]  # not known of a pipeline stage
     sizes: dict[str, list[int | None]] = {
         "peak of forward and backward": [step.pass_peak_bytes for step in steps],
         "peak of the step": [step.used_peak_bytes for step in steps],
@@ -96,7 +97,7 @@ def table_rows(steps: Sequence[TrainerStep]) -> list[list[str]]:
         "before the step": [step.before_bytes for step in steps],
         "  weights": [step.weight_bytes for step in steps],
         "  float32 weights and states": [step.state_bytes for step in steps],
-        "kept from forward to backward": [step.kept_bytes for step in steps],
+        **({"kept from forward to backward": kept} if any(kept) else {}),
         "gradients after backward": [step.gradient_bytes for step in steps],
     }
     if any(step.copies is None or step.copies.out_bytes for step in steps):

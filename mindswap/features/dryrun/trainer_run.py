@@ -128,7 +128,7 @@ def run_trainer(request: TrainerRequest, folder: Path, report_status: StatusCall
         LaunchError: the process failed, with its last error and the path of its log.
     """
     arguments = {"config": request.config, "sample": request.sample}
-    result, wall_s = run_program(PROGRAM, arguments, folder, report_status)
+    result, wall_s = run_program(PROGRAM, arguments, folder, report_status, request.variables)
     return read_step(request.num_layers, result, folder / LOG, wall_s)
 
 
@@ -148,12 +148,16 @@ def run_own_swap(
     """
     config = {name: value for name, value in request.config.items() if name != "swap"}
     arguments: dict[str, Any] = {"config": config, "sample": request.sample}
-    recorded, record_s = run_program(OWN_SWAP, arguments, folder.with_name(f"{folder.name}_record"), report_status)
+    record_folder = folder.with_name(f"{folder.name}_record")
+    recorded, record_s = run_program(OWN_SWAP, arguments, record_folder, report_status, request.variables)
     trace = load_trace(recorded["trace"], "the recorded step").trace
-    distances = {index: distance.count for index, distance in find_distances_2x(trace, effect).items()}
+    found = find_distances_2x(trace, effect, recorded["layer_indices"])
+    distances = {index: distance.count for index, distance in found.items()}
     arguments |= {"trace": recorded["trace"], "distances": distances}
-    result, wall_s = run_program(OWN_SWAP, arguments, folder, report_status)
+    result, wall_s = run_program(OWN_SWAP, arguments, folder, report_status, request.variables)
     step = read_step(request.num_layers, result, folder / LOG, record_s + wall_s)
+    if request.num_stages > 1:
+        return step
     copies, targets = find_own_copies(trace, effect)
     return replace(
         step,

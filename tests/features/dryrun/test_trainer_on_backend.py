@@ -1,6 +1,7 @@
 """Dry runs with the trainer of MindFormers 2.1.0 on MindSpore's Ascend backend, without a card."""
 
 import json
+import re
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
@@ -68,6 +69,26 @@ def test_the_own_executor_swaps_from_the_first_pass_with_the_schedule_of_a_dry_r
     assert run["copies_out"] == run["copies_back"] > 150
     assert run["copied_bytes"] / MIB == pytest.approx(3100, rel=0.05)
     assert any("swapped 3 passes, all as predicted" in note for note in swapped["notes"])
+
+
+def test_each_pipeline_stage_runs_with_its_micro_batches_in_flight(tmp_path, capsys):
+    """Off the stages need 1117 and 1709 MiB (2026-11-30); the swap is that of the 4 layers, 2 in a stage."""
+    cases = yaml.safe_load((SMALL.parents[1] / "benchmarks/dryrun/trainer_set.yaml").read_text("utf-8"))
+    data = cases["base"] | {"mindswap": {"swap_engine": "mindswap"}}
+    data["model"] |= cases["models"]["deepseek3"] | {"num_hidden_layers": 4}
+    data["parallelism"]["pipeline_parallel"] = 2
+    data["training"]["global_batch_size"] = 4
+    data["swap"] = {"enable": True, "default_prefetch": 1, "layer_swap": [{"layers": ["0-3"]}]}
+    file = tmp_path / "stages.yaml"
+    file.write_text(yaml.safe_dump(data), encoding="utf-8")
+    swapped = answer(capsys, str(file))
+    (stages,) = (note for note in swapped["notes"] if "peak of each pipeline stage" in note)
+    peaks = [int(size) for size in re.findall(r"stage \d+ (\d+) MiB", stages)]
+    assert peaks == [pytest.approx(823, rel=0.03), pytest.approx(1371, rel=0.03)]
+    assert swapped["used_peak_bytes"] / MIB == pytest.approx(peaks[1], abs=1)
+    assert any("swapped 9 passes, all as predicted" in note for note in swapped["notes"])
+    assert any("3 of 4 micro-batches ran" in note for note in swapped["notes"])
+    assert not any("left out" in note for note in swapped["notes"])
 
 
 def test_full_recompute_needs_what_the_trainer_needed_alone(tmp_path, capsys):

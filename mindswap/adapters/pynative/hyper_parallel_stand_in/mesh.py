@@ -11,6 +11,7 @@ from mindspore import nn
 from mindspore.communication import GlobalComm
 from mindspore.mint import distributed
 
+from mindswap.adapters.pynative.hyper_parallel_stand_in.wrappers import show_wrapped_cells
 from mindswap.errors import LaunchError
 
 WORLD, PIPELINE = "world", "pp"
@@ -103,10 +104,16 @@ def init_device_mesh(device_type: str, mesh_shape: tuple[int, ...], *, mesh_dim_
 
 @dataclass(frozen=True)
 class MixedPrecisionPolicy:
-    """Type of gradients while they are reduced."""
+    """Type of gradients while they are reduced.
+
+    MindFormers makes one after all wrappers, before it looks into the layers again.
+    """
 
     reduce_dtype: Any = None
     apply_grad_on_fp32_main_grad: bool = False
+
+    def __post_init__(self) -> None:
+        show_wrapped_cells()
 
 
 class OffloadPolicy:
