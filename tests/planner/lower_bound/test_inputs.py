@@ -112,9 +112,12 @@ def test_a_chain_grows_by_what_runs_again():
 
 
 def communicating(name: str, is_before: bool = False, **costs) -> StepModel:
-    """The small model of two layers with an AllReduce of 100 MB over two ranks behind an operator: 1 ms."""
+    """The small model of two layers with an AllGather of 200 MB over two ranks behind an operator: 1 ms.
+
+    Of an AllReduce the partial sum would be the peak.
+    """
     model = small_model(2)
-    step = replace(model.captured, collectives={name: (Collective("AllReduce", 100 * MB, 2, is_before),)})
+    step = replace(model.captured, collectives={name: (Collective("AllGather", 200 * MB, 2, is_before),)})
     return StepModel(step, CostTable(device(**costs)), model.settings)
 
 
