@@ -138,7 +138,7 @@ def measure(case: Case) -> dict:
     short_models = short_model(problems[0].model)
     # How much memory planning took is read before anything else is done.
     rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    others = {
+    evaluations = {
         # Steps with few micro-batches give the same policies as the whole one, sooner.
         name: [
             judge(problem, strategy(short_models[-1], problem.budget_bytes), short_models, plan)
@@ -146,7 +146,7 @@ def measure(case: Case) -> dict:
         ]
         for name, strategy in STRATEGIES.items()
     }
-    missed = compare(plans, others) + off_bound(plans)
+    missed = compare(plans, evaluations) + off_bound(plans)
     if max(seconds) > case.max_plan_s:
         missed.append(f"planning took {max(seconds):.1f} s of CPU, target {case.max_plan_s:.0f} s")
     if rss_bytes > MAX_RSS_BYTES:
@@ -156,12 +156,12 @@ def measure(case: Case) -> dict:
         "",
         format_table(
             ("strategy", *(f"{gib} GiB" for gib in case.budgets_gib)),
-            [(name, *map(describe, judged)) for name, judged in others.items()]
+            [(name, *map(describe, judged)) for name, judged in evaluations.items()]
             + [(OURS, *(describe_plan(plan) for plan in plans))]
             + [("  above all kept", *(f"{100 * plan.slowdown:+.1f} %" for plan in plans))]
             + [("  above the bound", *map(above_bound, plans))]
             + [("  coupling rule 2", *map(coupling, plans))]
-            + [("  best of the others", *(best_other(others, i) for i in range(len(plans))))]
+            + [("  best of the others", *(best_other(evaluations, i) for i in range(len(plans))))]
             + [("  planning, CPU", *(f"{value:.1f} s" for value in seconds))],
         ),
         "",
@@ -170,9 +170,9 @@ def measure(case: Case) -> dict:
     ]
     lines += [explain(plan) for plan in plans if not plan.fits]
     if case.published:
-        text, gain, most = gain_text(case.published, loaded, plans[0])
+        text, gain, max_gain = gain_text(case.published, loaded, plans[0])
         lines.append(text)
-        if gain < min(case.published.gain_percent, most * BOUND_SHARE):
+        if gain < min(case.published.gain_percent, max_gain * BOUND_SHARE):
             missed.append(f"gain {gain:.1f} %, published {case.published.gain_percent} %")
     return {"text": "\n".join([*lines, ""]), "missed": missed, "has_captured": "mindspore" in sys.modules}
 
@@ -195,12 +195,12 @@ def is_quicker(judged: Evaluation, plan: Plan) -> bool:
     return judged.fits and (not plan.fits or plan.step_time_ns - judged.step_time_ns > least_gain_ns)
 
 
-def compare(plans: list[Plan], others: dict[str, list[Evaluation]]) -> list[str]:
+def compare(plans: list[Plan], evaluations: dict[str, list[Evaluation]]) -> list[str]:
     """Strategies that fit a budget and are quicker than the plan, by more than `ENTRY_PPM` of the step time."""
     return [
         f"{name} at {format_bytes(plan.budget_bytes)}: {describe(judged[i])}, plan {describe_plan(plan)}"
         for i, plan in enumerate(plans)
-        for name, judged in others.items()
+        for name, judged in evaluations.items()
         if is_quicker(judged[i], plan)
     ]
 
@@ -248,13 +248,13 @@ def coupling(plan: Plan) -> str:
 
 def describe_plan_keep(plan: Plan) -> str:
     """Step that keeps everything."""
-    keep = next(one for one in plan.compared if one.name == "keep all")
+    keep = next(baseline for baseline in plan.compared if baseline.name == "keep all")
     return f"{keep.step_time_ns / 1e9:.3f} s / {keep.peak_bytes / GIB:.1f}"
 
 
-def best_other(others: dict[str, list[Evaluation]], i: int) -> str:
+def best_other(evaluations: dict[str, list[Evaluation]], i: int) -> str:
     """The quickest of the others that fits."""
-    fitting = {name: judged[i].step_time_ns for name, judged in others.items() if judged[i].fits}
+    fitting = {name: judged[i].step_time_ns for name, judged in evaluations.items() if judged[i].fits}
     return min(fitting, key=lambda name: fitting[name]) if fitting else "none fits"
 
 
@@ -272,36 +272,36 @@ def gain_text(published: Published, loaded: Step, plan: Plan) -> tuple[str, floa
     base = load_step(config_path(published.config))
     recompute = base.model.simulate(STRATEGIES["full recompute"](base.model, 0))
     base_tflops = tflops(base, recompute.step_time_ns)
-    own_tflops = tflops(loaded, plan.step_time_ns)
+    plan_tflops = tflops(loaded, plan.step_time_ns)
     keep_tflops = tflops(loaded, plan.unconstrained_ns)
-    gain = 100 * (own_tflops / base_tflops - 1) if plan.fits else 0.0
-    most = 100 * (keep_tflops / base_tflops - 1)
+    gain = 100 * (plan_tflops / base_tflops - 1) if plan.fits else 0.0
+    max_gain = 100 * (keep_tflops / base_tflops - 1)
     usable = base.device.usable_memory_bytes
     fits = "" if recompute.peak_bytes <= usable else f", above the {format_bytes(usable)} that can be used"
     rows = [
         ("full recompute", f"{base_tflops:.1f}", f"{published.recompute_tflops:.1f}"),
-        ("planned", f"{own_tflops:.1f}", f"{published.adaptive_tflops:.1f}"),
+        ("planned", f"{plan_tflops:.1f}", f"{published.adaptive_tflops:.1f}"),
         ("gain", f"{gain:.1f} %", f"{published.gain_percent:.2f} %"),
     ]
     table = format_table(("TFLOPS per card", "simulated", "published (MindSpeed)"), rows)
     text = (
         f"\n{table}\nFull recompute is that of {published.config} ({format_bytes(recompute.peak_bytes)}{fits}). "
-        f"With all kept,\nwere there room, the gain would be {most:.1f} %: {recompute_share(base)}."
+        f"With all kept,\nwere there room, the gain would be {max_gain:.1f} %: {recompute_share(base)}."
     )
-    if most < published.gain_percent:
+    if max_gain < published.gain_percent:
         text += (
             "\nNo policy can reach the published gain here: it is more than recompute costs. MindSpeed recomputes all "
             "of a layer; MindSpore keeps the output of a recomputed layer, and does not run what only makes that again."
         )
-    return text, gain, most
+    return text, gain, max_gain
 
 
 def recompute_share(loaded: Step) -> str:
     """Share of a layer that full recompute runs again."""
     model = loaded.model
-    plain, again = (model.layer_block(STRATEGIES[name](model, 0), 1) for name in ("keep all", "full recompute"))
+    plain, recomputed = (model.layer_block(STRATEGIES[name](model, 0), 1) for name in ("keep all", "full recompute"))
     forward_ns, *backward_ns = (
-        sum(op.duration_ns for op in ops) for ops in (plain.forward, plain.backward, again.backward)
+        sum(op.duration_ns for op in ops) for ops in (plain.forward, plain.backward, recomputed.backward)
     )
     return (
         f"backward of a layer takes {backward_ns[1] / 1e6:.0f} ms instead of {backward_ns[0] / 1e6:.0f}, "

@@ -100,8 +100,8 @@ def main() -> int:
         print(ROW.format(*HEADER), flush=True)
         for number, case in enumerate(cases):
             if time.monotonic() - started_s > args.seconds:
-                rest = ", ".join(f"{case.name} on {case.device}" for case in cases[number:])
-                print(f"not begun after {args.seconds:.0f} s: {rest}")
+                remaining = ", ".join(f"{case.name} on {case.device}" for case in cases[number:])
+                print(f"not begun after {args.seconds:.0f} s: {remaining}")
                 break
             of_case = []
             for point in measure(case):
@@ -192,36 +192,38 @@ def row(point: Point) -> tuple[str, ...]:
 
 def more_memory_slower(points: Sequence[Point]) -> list[str]:
     """Plans for more memory that are slower than one for less."""
-    found = []
+    messages = []
     for less, more in itertools.pairwise(points):
         limit_ns = less.plan.step_time_ns * (1_000_000 + SLACK_PPM) // 1_000_000
         if less.plan.fits and not (more.plan.fits and more.plan.step_time_ns <= limit_ns):
             budget = f"{more.plan.budget_bytes / GIB:.2f} GiB"
-            found.append(f"{more.model}, {more.device}: slower with {budget} than with less")
-    return found
+            messages.append(f"{more.model}, {more.device}: slower with {budget} than with less")
+    return messages
 
 
-def num_within(gaps: Sequence[float], most: float) -> int:
+def num_within(gaps: Sequence[float], max_gap: float) -> int:
     """Plans that are no farther from the bound."""
-    return sum(gap <= most for gap in gaps)
+    return sum(gap <= max_gap for gap in gaps)
 
 
 def summarise(points: Sequence[Point]) -> list[str]:
     """Prints how many plans are close to the bound; what is missed."""
     gaps = [point.plan.gap if point.plan.fits and point.plan.gap is not None else 9.99 for point in points]
     tight = [gap for point, gap in zip(points, gaps, strict=True) if point.share == TIGHTEST]
-    others = [gap for point, gap in zip(points, gaps, strict=True) if point.share != TIGHTEST]
-    for title, own in (("next to the least memory", tight), ("with more", others)):
-        close, near = num_within(own, CLOSE_GAP), num_within(own, MOST_GAP)
-        print(f"{title}: {close} of {len(own)} plans within {CLOSE_GAP:.0%} of the bound, {near} within {MOST_GAP:.0%}")
+    loose = [gap for point, gap in zip(points, gaps, strict=True) if point.share != TIGHTEST]
+    for title, group in (("next to the least memory", tight), ("with more", loose)):
+        close, near = num_within(group, CLOSE_GAP), num_within(group, MOST_GAP)
+        print(
+            f"{title}: {close} of {len(group)} plans within {CLOSE_GAP:.0%} of the bound, {near} within {MOST_GAP:.0%}"
+        )
     print(f"the worst {max(gaps):.1%} above it; most CPU time {max(p.cpu_s for p in points):.1f} s")
     missed = [
         f"{point.model}, {point.device}, {point.plan.budget_bytes / GIB:.2f} GiB: {gap:.1%} above the bound"
         for point, gap in zip(points, gaps, strict=True)
         if gap > MOST_GAP
     ]
-    share = num_within(others, CLOSE_GAP) / max(1, len(others))
-    if others and share < CLOSE_SHARE:
+    share = num_within(loose, CLOSE_GAP) / max(1, len(loose))
+    if loose and share < CLOSE_SHARE:
         missed.append(f"only {share:.0%} within {CLOSE_GAP:.0%} of the bound")
     slow = [point for point in points if point.cpu_s > point.max_cpu_s]
     return missed + [f"{p.model}, {p.device}, share {p.share}: {p.cpu_s:.1f} s of CPU" for p in slow]

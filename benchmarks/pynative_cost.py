@@ -150,10 +150,10 @@ def main() -> int:
         "recording": (Recorder(network, layers), range(NUM_LAYERS)),
     }
     hooked: dict[str, int] = {}
-    taken: dict[str, list[list[int]]] = {name: [] for name in observers}
+    step_calls: dict[str, list[list[int]]] = {name: [] for name in observers}
     gc.disable()
     end = time.monotonic() + ROUNDS_S
-    while time.monotonic() < end or len(taken["recording"]) < 5:
+    while time.monotonic() < end or len(step_calls["recording"]) < 5:
         for name, (observer, chosen) in observers.items():
             timed = Timed(observer)
             watch = Watch(network, layers, timed, chosen)
@@ -162,9 +162,9 @@ def main() -> int:
             with recording(timed) if is_recording else contextlib.nullcontext():
                 step()
             watch.remove()
-            taken[name].append(timed.calls)
+            step_calls[name].append(timed.calls)
         gc.collect()
-    shortest = {name: [min(call) for call in zip(*steps, strict=True)] for name, steps in taken.items()}
+    shortest = {name: [min(call) for call in zip(*steps, strict=True)] for name, steps in step_calls.items()}
     clock_ns = sum(shortest["hooks that do nothing"]) / len(shortest["hooks that do nothing"])
     cost_us = {name: (sum(calls) - clock_ns * len(calls)) / 1000 for name, calls in shortest.items()}
     rows = []
@@ -175,18 +175,18 @@ def main() -> int:
     print(format_table(("", "layers hooked", "calls", "us per step", "that is"), rows))
     moving_us = (cost_us["executor, every layer"] - cost_us["executor, moving nothing"]) / len(whole.moved)
     print(f"\na tensor that moves costs {moving_us:.1f} us more than one that stays")
-    print(f"{len(taken['recording'])} steps each; {NUM_LAYERS} layers, {len(trace.saves)} saves of which ", end="")
+    print(f"{len(step_calls['recording'])} steps each; {NUM_LAYERS} layers, {len(trace.saves)} saves of which ", end="")
     print(f"{len(whole.moved)} storages move, {len(trace.operators)} operators; the clock takes {clock_ns:.0f} ns\n")
     print(
         format_table(
             ("copy of", "to the host", "back", "page faults back", "plain copy"), [copy_row(n) for n in COPY_BYTES]
         )
     )
-    others = {layer: count for layer, count in Counted.told.items() if layer not in one.hooked_layers}
+    untold = {layer: count for layer, count in Counted.told.items() if layer not in one.hooked_layers}
     hooked_text = ", ".join(map(str, one.hooked_layers))
-    print(f"\none layer swaps: layers {hooked_text} are hooked, told of in others: {len(others)}")
+    print(f"\none layer swaps: layers {hooked_text} are hooked, told of in others: {len(untold)}")
     # Layer 0, and layer 1, which saves what layer 0 hands on.
-    return 0 if hooked["executor, one layer"] == len(one.hooked_layers) <= 2 and not others else 1
+    return 0 if hooked["executor, one layer"] == len(one.hooked_layers) <= 2 and not untold else 1
 
 
 def copy_row(size: int) -> list[str]:
@@ -198,7 +198,7 @@ def copy_row(size: int) -> list[str]:
     def now_ns():
         return copies._pool.submit(time.thread_time_ns).result()
 
-    taken, faults = [], []
+    durations_ns, faults = [], []
     for _ in range(NUM_COPIES):
         moments = [now_ns()]
         copy = copies.offload(storage, size)
@@ -211,8 +211,10 @@ def copy_row(size: int) -> list[str]:
         copies.wait(copy)
         copies._pool.submit(np.copyto, target, source)
         moments.append(now_ns())
-        taken.append([end - begin for begin, end in pairwise(moments)])
-    there, back, plain = (f"{ns / 1000:.0f} us, {size / ns:.1f} GB/s" for ns in map(min, zip(*taken, strict=True)))
+        durations_ns.append([end - begin for begin, end in pairwise(moments)])
+    there, back, plain = (
+        f"{ns / 1000:.0f} us, {size / ns:.1f} GB/s" for ns in map(min, zip(*durations_ns, strict=True))
+    )
     return [format_bytes(size), there, back, str(sorted(faults)[len(faults) // 2]), plain]
 
 

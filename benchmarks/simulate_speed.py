@@ -89,8 +89,8 @@ def main() -> int:
 
 def step_model_rows() -> list[tuple[str, ...]]:
     """Policies on models of 32 and 80 layers of Llama2-7B: first time, and when their layers are known."""
-    known = load_step(str(Path(__file__).parent / "models" / "llama2_7b.yaml")).model
-    settings = replace(known.settings, num_micro_batches=1)
+    base_model = load_step(str(Path(__file__).parent / "models" / "llama2_7b.yaml")).model
+    settings = replace(base_model.settings, num_micro_batches=1)
     policies = {
         "keep all": Policy(True),
         "swap all": Policy(True, layer_swap=(LayerSwap(ALL_LAYERS, 5),)),
@@ -99,7 +99,7 @@ def step_model_rows() -> list[tuple[str, ...]]:
     rows = []
     for num_layers, target_ms in ((32, 10), (80, 30)):
         sample = LayerSample((0, 1, num_layers - 1), (0, *(1,) * (num_layers - 2), 2))
-        model = StepModel(replace(known.captured, sample=sample), known.costs, settings)
+        model = StepModel(replace(base_model.captured, sample=sample), base_model.costs, settings)
         for name, policy in policies.items():
             begin = time.perf_counter()
             step = model.simulate(policy)

@@ -36,28 +36,33 @@ ABOUT = (
 
 def show_ascend(cases: dict[str, list[str]], folder: Path) -> list[str]:
     """The cases at their width on MindSpore's Ascend backend, and the same without swap and recompute; what fails."""
-    own = {case: load_document(str(CONFIGS / f"{case}.yaml")) for case in cases}
-    first = own["case4_swap_and_recompute"]
-    documents = {"swap and recompute off": document_from_data(switched_off(first.data()), first.file), **own}
+    documents_of_cases = {case: load_document(str(CONFIGS / f"{case}.yaml")) for case in cases}
+    first = documents_of_cases["case4_swap_and_recompute"]
+    documents = {
+        "swap and recompute off": document_from_data(switched_off(first.data()), first.file),
+        **documents_of_cases,
+    }
 
     def run(case: str, document: Document) -> DryRun | str:
         return dry_run_or_reason(document, folder / case.replace(" ", "_"))
 
     with ThreadPoolExecutor(2) as pool:
-        found = dict(zip(documents, pool.map(run, documents, documents.values()), strict=True))
+        dry_runs = dict(zip(documents, pool.map(run, documents, documents.values()), strict=True))
     rows, remarks, failures = [], [], []
-    for case, one in found.items():
-        if isinstance(one, str):
+    for case, dry_run in dry_runs.items():
+        if isinstance(dry_run, str):
             rows.append([case, "-", "does not build", "-", "-", "-", "-", "-"])
-            failures.append(f"{case}: {one}")
+            failures.append(f"{case}: {dry_run}")
             continue
-        checks = {"log lines": list(one.set_lines) == cases.get(case, []), "order of copies": is_in_order(one)}
+        checks = {"log lines": list(dry_run.set_lines) == cases.get(case, []), "order of copies": is_in_order(dry_run)}
         failures += [f"{case} on Ascend: {name}" for name, holds in checks.items() if not holds]
         copies = [
-            word for copies in (one.offload_kernels, one.prefetch_kernels) for word in describe_copies(one, copies)
+            word
+            for copies in (dry_run.offload_kernels, dry_run.prefetch_kernels)
+            for word in describe_copies(dry_run, copies)
         ]
-        peaks = [str(one.used_peak_bytes >> 20), str(one.actual_peak_bytes >> 20)]
-        if not one.is_inlined:
+        peaks = [str(dry_run.used_peak_bytes >> 20), str(dry_run.actual_peak_bytes >> 20)]
+        if not dry_run.is_inlined:
             remarks.append(textwrap.fill(f"{case}: {NOT_INLINED_NOTE}", 115))
         rows.append([case, "yes" if checks["log lines"] else "NO", *peaks, *copies])
     print("\n".join(["", format_table(HEADER, rows), "", *remarks, ABOUT]), flush=True)

@@ -148,8 +148,8 @@ def make_table(family: str, start: Callable[[list[str]], str] = start_python, nu
     config = yaml.safe_load(spec["yaml"].read_text())
     config.pop("mindswap", None)  # the real attention, not the stand-in
     for key, section in spec.get("model", {}).items():
-        is_other = "type" in section  # another class: nothing of the old one holds
-        config["model"][key] = section if is_other else {**config["model"][key], **section}
+        is_other_class = "type" in section  # another class: nothing of the old one holds
+        config["model"][key] = section if is_other_class else {**config["model"][key], **section}
     model_config = config["model"]["model_config"]
     model_config.update(dict.fromkeys(NUM_LAYERS_KEYS & model_config.keys(), NUM_LAYERS))
     combinations = [
@@ -165,8 +165,8 @@ def make_table(family: str, start: Callable[[list[str]], str] = start_python, nu
         printed = start([__file__, *kinds, "--variants", *map(str, paths)])
     switches = spec.get("switches", {})
     on = {key: key in spec.get("on", ()) for key in switches}
-    found = json.loads(printed)
-    around = [each.pop("prediction") for each in found if "prediction" in each]
+    variants = json.loads(printed)
+    around = [variant.pop("prediction") for variant in variants if "prediction" in variant]
     if any(tree != around[0] for tree in around):
         raise SystemExit("variants differ in multi-token prediction")
     return {
@@ -177,7 +177,7 @@ def make_table(family: str, start: Callable[[list[str]], str] = start_python, nu
         **({"dense": spec["dense"], "switches": switches} if "dense" in spec else {}),
         **({"prediction": {**PREDICTION, "tree": around[0]}} if around else {}),
         "defaults": {key: values[0] for key, values in spec["keys"].items()},
-        "variants": [{"when": {**when, **on}, **each} for when, each in zip(combinations, found, strict=True)],
+        "variants": [{"when": {**when, **on}, **variant} for when, variant in zip(combinations, variants, strict=True)],
     }
 
 
@@ -223,11 +223,11 @@ def read_operator_uses(config_path: str, layer_indices: tuple[int, ...]):
     uses: dict[str, set[str]] = {}
     for name, users in _users_by_path(compile_network(network, config)).items():
         layer, _, name_in_layer = name.partition(".")
-        own = [user.partition(".")[2] for user in users if user.startswith(f"{layer}.")]
-        if own:
-            uses.setdefault(name_in_layer, set()).update(own)
-    found = LayerTrees(tuple(trees), {}, "the real network", every_tree.mtp_layer)
-    return found, {path: sorted(users) for path, users in sorted(uses.items())}
+        users_in_layer = [user.partition(".")[2] for user in users if user.startswith(f"{layer}.")]
+        if users_in_layer:
+            uses.setdefault(name_in_layer, set()).update(users_in_layer)
+    layer_trees = LayerTrees(tuple(trees), {}, "the real network", every_tree.mtp_layer)
+    return layer_trees, {path: sorted(users) for path, users in sorted(uses.items())}
 
 
 def _users_by_path(graph) -> dict[str, set[str]]:

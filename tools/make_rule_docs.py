@@ -99,7 +99,7 @@ def render_cn() -> str:
 
 def _section_cn(rule: Rule) -> str:
     level = {"error": "错误", "warning": "警告"}[rule.level.value]
-    examples = "".join(_example(found) for found in EXAMPLE.finditer(rule.text)).rstrip()
+    examples = "".join(_example(match) for match in EXAMPLE.finditer(rule.text)).rstrip()
     return f"## {rule.id}\n\n{level}。{CHINESE.get(rule.id, _summary(rule))}\n\n{examples}\n"
 
 
@@ -117,8 +117,8 @@ def _section(rule: Rule) -> str:
     return f"## {rule.id}\n\nLevel: {rule.level.value}. {text}\n"
 
 
-def _example(found: re.Match) -> str:
-    verdict, reason, line, block = found.groups()
+def _example(match: re.Match) -> str:
+    verdict, reason, line, block = match.groups()
     return f"{verdict}{reason or ''}:\n\n```yaml\n{line or dedent(block).strip()}\n```\n\n"
 
 

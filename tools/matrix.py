@@ -78,8 +78,8 @@ def main() -> int:
     parser.add_argument("only", nargs="*", metavar="VERSION", help="of mindformers, or of mindspore alone")
     parser.add_argument("--write", action="store_true", help="put the table into docs/versions.md and its translation")
     args = parser.parse_args()
-    known = (*SUPPORTED_PAIRS, *TRIALS)
-    pairs = [pair for pair in known if not args.only or (pair.mindformers or pair.mindspore) in args.only]
+    all_pairs = (*SUPPORTED_PAIRS, *TRIALS)
+    pairs = [pair for pair in all_pairs if not args.only or (pair.mindformers or pair.mindspore) in args.only]
     rows = read_rows()
     cells = []
     for pair in pairs:
@@ -88,7 +88,7 @@ def main() -> int:
         ROWS.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     print(f"\n{format_table(HEADER[:-1], [cell.row for cell in cells])}")
     if args.write:
-        kept = [rows[key] for pair in known if (key := f"{pair.mindformers}-{pair.mindspore}") in rows]
+        kept = [rows[key] for pair in all_pairs if (key := f"{pair.mindformers}-{pair.mindspore}") in rows]
         for page in PAGES:
             write_table(page, kept)
     return int(not all(cell.is_good for cell in cells))
@@ -123,14 +123,18 @@ def install(pair: Pair, folder: Path) -> None:
     pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
     run([sys.executable, "-m", "venv", str(folder)], "venv", INSTALL_S)
     beside = "" if pair in TRIALS else BESIDE.get(pair.mindformers, pair.mindformers)
-    wanted = [f"mindspore=={pair.mindspore}", *([f"mindformers=={beside}"] if beside else [])]
-    run([*pip, *OWN, *wanted], "pip install", INSTALL_S)
+    pinned = [f"mindspore=={pair.mindspore}", *([f"mindformers=={beside}"] if beside else [])]
+    run([*pip, *OWN, *pinned], "pip install", INSTALL_S)
     if beside != pair.mindformers:
         run([*pip, "--no-deps", f"mindformers=={pair.mindformers}"], "pip install", INSTALL_S)
     if pair in TRIALS:  # it asks for another MindSpore
         code = "import importlib.metadata as m; print(*m.requires('mindformers'), sep='\\n')"
-        asked = run([str(folder / "bin" / "python"), "-c", code], "requirements", CELL_S).splitlines()
-        run([*pip, *(each for each in asked if not each.startswith("mindspore"))], "pip install", INSTALL_S)
+        requirements = run([str(folder / "bin" / "python"), "-c", code], "requirements", CELL_S).splitlines()
+        run(
+            [*pip, *(requirement for requirement in requirements if not requirement.startswith("mindspore"))],
+            "pip install",
+            INSTALL_S,
+        )
     mark.touch()
 
 
@@ -163,8 +167,8 @@ def try_alone(folder: Path) -> tuple[str, str]:
 def try_dry_run(folder: Path) -> str:
     """Peaks of case 4 on the Ascend backend, which needs no card."""
     words = [str(folder / "bin" / "python"), "-m", "mindswap", "dryrun", "--json", str(DRY_RUN)]
-    found = json.loads(run(words, "dry run", CELL_S))
-    used, actual = (round(found[key] / 2**20) for key in ("used_peak_bytes", "actual_peak_bytes"))
+    figures = json.loads(run(words, "dry run", CELL_S))
+    used, actual = (round(figures[key] / 2**20) for key in ("used_peak_bytes", "actual_peak_bytes"))
     return f"{used} MiB, {actual} with fragments"
 
 

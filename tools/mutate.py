@@ -50,8 +50,8 @@ Place = tuple[Path, int, int]
 def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
     """Changes that a node can have: name, and how."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
-        other = COMPARISONS[type(node.ops[0])]
-        yield other.__name__, lambda n: n.ops.__setitem__(0, other())
+        replacement = COMPARISONS[type(node.ops[0])]
+        yield replacement.__name__, lambda n: n.ops.__setitem__(0, replacement())
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         operator = OPERATORS[type(node.op)]
         yield operator.__name__, lambda n: setattr(n, "op", operator())
@@ -97,7 +97,7 @@ def _without_effect(node: ast.AST) -> Iterator[ast.AST]:
 def mutate(tree: ast.Module, index: int, number: int) -> ast.Module:
     """The tree with that change."""
     changed = copy.deepcopy(tree)
-    target = next(one for place, one in enumerate(ast.walk(changed)) if place == index)
+    target = next(node for place, node in enumerate(ast.walk(changed)) if place == index)
     list(changes(target))[number][1](target)
     return ast.fix_missing_locations(changed)
 
@@ -163,14 +163,14 @@ def rounds(path: Path, then: list[str]) -> Iterator[tuple[str, list[str]]]:
     folder = Path("tests", *path.parent.parts[1:])
     while not folder.is_dir() and len(folder.parts) > 2:
         folder = folder.parent
-    own = sorted(map(str, folder.glob(f"test_{path.stem}*.py")))
-    if own:
-        yield "its own tests", own
-    rest = [f"--ignore={test}" for test in own]
+    nearest_tests = sorted(map(str, folder.glob(f"test_{path.stem}*.py")))
+    if nearest_tests:
+        yield "its own tests", nearest_tests
+    ignore_options = [f"--ignore={test}" for test in nearest_tests]
     if folder.is_dir():
-        yield "its folder", [str(folder), *rest]
+        yield "its folder", [str(folder), *ignore_options]
     if then:
-        yield "the others", [*then, *rest]
+        yield "the others", [*then, *ignore_options]
 
 
 def find_killer(place: Place, then: list[str], marker: str) -> str | None:
@@ -196,14 +196,16 @@ def main() -> int:
     for name in ("numpy", "scipy.optimize", "hypothesis", "yaml", "regex", "mindspore"):  # once, not in every fork
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    paths = [path for each in args.modules for path in (sorted(each.rglob("*.py")) if each.is_dir() else [each])]
-    found = {(path, i, n): name for path in paths for i, n, name in mutants(ast.parse(path.read_text("utf-8")))}
-    chosen = list(found)
+    paths = [
+        path for module in args.modules for path in (sorted(module.rglob("*.py")) if module.is_dir() else [module])
+    ]
+    names = {(path, i, n): name for path in paths for i, n, name in mutants(ast.parse(path.read_text("utf-8")))}
+    chosen = list(names)
     if args.sample and args.sample < len(chosen):
         chosen = random.Random(args.seed).sample(chosen, args.sample)
     results = json.loads(args.results.read_text("utf-8")) if args.results and args.results.exists() else {}
     for place in chosen:
-        key = f"{place[0]} {found[place]} ({place[1]}.{place[2]})"
+        key = f"{place[0]} {names[place]} ({place[1]}.{place[2]})"
         is_open = key not in results or (args.again and results[key] is None)
         if is_open and time.monotonic() < end:
             results[key] = find_killer(place, args.then, args.marker)
@@ -212,7 +214,7 @@ def main() -> int:
             if args.results:
                 args.results.write_text(json.dumps(results, indent=1), encoding="utf-8")
     killed = sum(killer is not None for killer in results.values())
-    print(f"{killed} of {len(results)} killed, of {len(chosen)} chosen and {len(found)} possible")
+    print(f"{killed} of {len(results)} killed, of {len(chosen)} chosen and {len(names)} possible")
     return 0
 
 

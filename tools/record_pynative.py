@@ -117,9 +117,9 @@ def load_wheel(folder: Path):
     """`TrainConfig` and the module with `apply_ac`, out of the unpacked wheel."""
 
     def module(name, **content):
-        made = types.ModuleType(name)
-        made.__dict__.update(content)
-        sys.modules[name] = made
+        new_module = types.ModuleType(name)
+        new_module.__dict__.update(content)
+        sys.modules[name] = new_module
 
     cell_class = types.SimpleNamespace(Cell=Cell)
     module("mindspore", nn=cell_class, Tensor=type("Tensor", (), {}))
@@ -150,7 +150,7 @@ def answer(text: str, base: dict, train_config, module) -> dict:
     except Exception as error:  # noqa: BLE001 whatever it raises is the answer
         return {"error": f"{type(error).__name__}: {error}"}
     places = {id(layer): index for index, layer in enumerate(model.layers)}
-    pairs = [[places[id(layer)], places[id(other)]] for layer, other in SwapManager.pairs]
+    pairs = [[places[id(layer)], places[id(prefetched_layer)]] for layer, prefetched_layer in SwapManager.pairs]
     return {"log": list(Logger.lines), "pairs": pairs}
 
 

@@ -75,8 +75,8 @@ class Outcome:
 
 def find_configs(root: Path) -> list[Path]:
     """The training configurations below a checkout."""
-    found = [path for folder in ("configs", "research") for path in sorted((root / folder).rglob("*.yaml"))]
-    return [path for path in found if not any(word in str(path.relative_to(root)) for word in NOT_FOR_TRAINING)]
+    paths = [path for folder in ("configs", "research") for path in sorted((root / folder).rglob("*.yaml"))]
+    return [path for path in paths if not any(word in str(path.relative_to(root)) for word in NOT_FOR_TRAINING)]
 
 
 def find_tries(root: Path) -> list[tuple[str, Path, list[str]]]:
@@ -161,16 +161,16 @@ def write_with_swap(config: Path, folder: Path) -> Path:
 
 def environment(config: Path) -> dict[str, str]:
     """Variables of the command; a model that is no part of MindFormers has its code in a folder above its files."""
-    found = {**os.environ, "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     for above in config.parents:
         if above.parent.name == "research" and list(above.glob("*.py")):
-            found["REGISTER_PATH"] = str(above)
-            found["PYTHONPATH"] += f":{above.parent.parent}:{PLACE / 'stand_ins'}"
+            variables["REGISTER_PATH"] = str(above)
+            variables["PYTHONPATH"] += f":{above.parent.parent}:{PLACE / 'stand_ins'}"
             # MindFormers wants every package that such code names; TeleChat2 needs this one for 8-bit weights only.
             stand_in = PLACE / "stand_ins" / "mindspore_gs" / "__init__.py"
             stand_in.parent.mkdir(parents=True, exist_ok=True)
             stand_in.touch()
-    return found
+    return variables
 
 
 def judge(command: str, code: int, output: str, errors: str, effort: str) -> Outcome:
@@ -201,8 +201,10 @@ def judge(command: str, code: int, output: str, errors: str, effort: str) -> Out
 def reason(answer: dict[str, Any]) -> str:
     """Why a command refuses, in one line without places and fixes."""
     wrong = [problem["message"] for problem in answer["problems"] if problem["level"] == "error"]
-    said = [PLACE_OF.sub("", line) for line in answer["error"].splitlines() if line[:1].strip()] if not wrong else []
-    return plain((wrong or ["; ".join(said)])[0])[:MAX_REASON_CHARS]
+    error_lines = (
+        [PLACE_OF.sub("", line) for line in answer["error"].splitlines() if line[:1].strip()] if not wrong else []
+    )
+    return plain((wrong or ["; ".join(error_lines)])[0])[:MAX_REASON_CHARS]
 
 
 def figures(command: str, answer: dict[str, Any]) -> str:
@@ -242,7 +244,7 @@ def table(rows: dict[str, dict[str, str]]) -> list[str]:
         shown: dict[str, str] = {}
         for column in header[1:]:
             cell = cells.get(column, "not tried")
-            same = next((other for other in shown if shown[other] == cell), None)
+            same = next((earlier_column for earlier_column in shown if shown[earlier_column] == cell), None)
             shown[column] = f"as `{same}`" if same is not None and cell.startswith("refused") else cell
         lines.append("| " + " | ".join([f"`{name}`", *shown.values()]) + " |")
     return lines
@@ -273,11 +275,11 @@ def main() -> int:
         for command in args.commands.split(","):
             if args.missing and command in read_rows().get(name, {}):
                 continue
-            found = run(command, config, options, args.seconds, PLACE / "captures")
-            has_fault |= found.is_fault
-            print(f"{name}: {command}: {found.cell}", flush=True)
+            result = run(command, config, options, args.seconds, PLACE / "captures")
+            has_fault |= result.is_fault
+            print(f"{name}: {command}: {result.cell}", flush=True)
             rows = read_rows()
-            rows.setdefault(name, {}).update({command: found.cell, "tried": datetime.date.today().isoformat()})
+            rows.setdefault(name, {}).update({command: result.cell, "tried": datetime.date.today().isoformat()})
             (PLACE / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     lines = table(read_rows())
     print("\n" + "\n".join(lines))

@@ -80,9 +80,9 @@ def _checks_below(node: ast.AST, file: str, names: tuple[str, ...], conditions: 
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 yield from _checks_below(child, file, (*names, child.name), ())
                 continue
-            own = _tested_by(child)
-            if own is not None:
-                yield Site(file, ".".join(names), child.lineno, " && ".join((*inner, own)), ast.unparse(child))
+            condition = _tested_by(child)
+            if condition is not None:
+                yield Site(file, ".".join(names), child.lineno, " && ".join((*inner, condition)), ast.unparse(child))
             yield from _checks_below(child, file, names, inner)
             if isinstance(child, ast.If) and isinstance(child.body[-1], ast.Return | ast.Continue):
                 inner = (*inner, f"not ({ast.unparse(child.test)})")  # what follows is reached otherwise only
@@ -117,13 +117,13 @@ def _tested_by(node: ast.AST) -> str | None:
 
 def differences(sites: list[Site], listed: Counter[tuple[str, str, str]]) -> tuple[list[Site], list[tuple[str, ...]]]:
     """Return the checks that the list lacks, and the entries that no check has."""
-    rest, missing = Counter(listed), []
+    unmatched, missing = Counter(listed), []
     for site in sites:
-        if rest[site.key] > 0:
-            rest[site.key] -= 1
+        if unmatched[site.key] > 0:
+            unmatched[site.key] -= 1
         else:
             missing.append(site)
-    return missing, sorted(rest.elements())
+    return missing, sorted(unmatched.elements())
 
 
 # The list, and the pages that show it.
@@ -156,14 +156,14 @@ def listed_checks(content: dict[str, Any]) -> Counter[tuple[str, str, str]]:
 
 def places_of(content: dict[str, Any]) -> Places:
     """Return where upstream tests what each refusal, or each rule without a table, reports."""
-    found: Places = defaultdict(list)
+    places_by_name: Places = defaultdict(list)
     for file, function, line in entries(content):
         for name in (*line.get("refusal", ()), *([line["rule"]] if "rule" in line else ())):
-            found[name].append(f"{_short(file)}: {function.rpartition('.')[2] or function}")
+            places_by_name[name].append(f"{_short(file)}: {function.rpartition('.')[2] or function}")
     for line in (*content["compiled"], *content["native"]):
         for name in (*line.get("refusal", ()), *([line["rule"]] if "rule" in line else ())):
-            found[name].append(_short(line["at"]))
-    return {name: list(dict.fromkeys(places)) for name, places in found.items()}
+            places_by_name[name].append(_short(line["at"]))
+    return {name: list(dict.fromkeys(places)) for name, places in places_by_name.items()}
 
 
 def _short(file: str) -> str:
@@ -201,8 +201,8 @@ def _case_row(case: Case, places: Places, language: str) -> str:
     text = "; ".join(case.text.replace("@", "").splitlines()).replace("|", "\\|")
     if len(text) > 160:
         text = f"{text[:150]} ..."
-    where = "<br>".join(f"`{place}`" for place in places[rule if case.module == OTHERS else case.name][:3])
-    return f"| `{text}` | [{rule}]({page}#{rule}) | {where} |"
+    places_text = "<br>".join(f"`{place}`" for place in places[rule if case.module == OTHERS else case.name][:3])
+    return f"| `{text}` | [{rule}]({page}#{rule}) | {places_text} |"
 
 
 def _compiled_table(content: dict[str, Any], columns: str, language: str) -> str:

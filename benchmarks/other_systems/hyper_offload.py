@@ -67,10 +67,10 @@ def hyper_offload(options: DistanceOptions, model: StepModel, budget_bytes: int)
 
 def _select(options: DistanceOptions, model: StepModel, program: Program, stage: int) -> list[SavedTensor]:
     """Tensors of one stage, in execution order."""
-    found = []
+    selected = []
     for layer_index, turns in sorted(find_turns(model, program, stage).items(), key=lambda item: item[1][0].forward):
         for tensor in saved_tensors(model, layer_index):
             unused = turns[0].backward + tensor.first_backward - turns[0].forward - tensor.last_forward
             if unused > options.select_distance:
-                found.append(tensor)
-    return found[: options.select_num]
+                selected.append(tensor)
+    return selected[: options.select_num]

@@ -51,7 +51,7 @@ def knapsack(model: StepModel, budget_bytes: int) -> Policy:
     tried = list(high)
     best = [(settings[0],) * len(layers) for layers, _ in stages]
     is_first = True
-    while is_first or any(most - least > budget_bytes // SEARCH_PARTS for least, most in zip(low, high, strict=True)):
+    while is_first or any(upper - lower > budget_bytes // SEARCH_PARTS for lower, upper in zip(low, high, strict=True)):
         is_first = False
         chosen = [
             fill_knapsack(settings, in_flight, memory - model.static[stage].total_bytes)
@@ -99,8 +99,8 @@ def fill_knapsack(
                 known_ns = row[end].time_ns
                 if kept <= free_bytes and (known_ns is None or time_ns <= known_ns):
                     row[end] = _Fill((*start.settings, *(setting,) * count), kept, time_ns)
-    found = row[num_layers].settings
-    return (*found, *(settings[0],) * (num_layers - len(found)))
+    chosen = row[num_layers].settings
+    return (*chosen, *(settings[0],) * (num_layers - len(chosen)))
 
 
 def _layers_of(layout: StageLayout, stage: int) -> tuple[list[int], list[int]]:
@@ -122,9 +122,9 @@ def _layers_of(layout: StageLayout, stage: int) -> tuple[list[int], list[int]]:
         warm_ups[-1] += min(0, spare)
     layers, in_flight = [], []
     for chunk, number in zip(chunks, warm_ups, strict=True):
-        own = [section - 1 for section in chunk if 0 < section < last_section]
-        layers += own
-        in_flight += [number] * len(own)
+        chunk_layers = [section - 1 for section in chunk if 0 < section < last_section]
+        layers += chunk_layers
+        in_flight += [number] * len(chunk_layers)
     return layers, in_flight
 
 
@@ -134,14 +134,14 @@ def _to_policy(
     chosen: Sequence[tuple[LayerSetting, ...]],
 ) -> Policy:
     swaps = []
-    whole: list[int] = []
-    again: dict[str, list[int]] = {}
+    full_layers: list[int] = []
+    recomputed_layers: dict[str, list[int]] = {}
     for (layers, _), settings in zip(stages, chosen, strict=True):
         for layer_index, setting in zip(layers, settings, strict=True):
             if setting.is_whole:
-                whole.append(layer_index)
+                full_layers.append(layer_index)
             for module in setting.recomputed:
-                again.setdefault(module, []).append(layer_index)
+                recomputed_layers.setdefault(module, []).append(layer_index)
             for module in setting.swapped:
                 num_forward = len(model.layer_block(Policy(), layer_index).forward)
                 swaps += [
@@ -151,9 +151,9 @@ def _to_policy(
     return Policy(
         is_swap_enabled=True,
         op_swap=swap_policy(swaps).op_swap,
-        layer_recompute=Layers(tuple(sorted(whole))),
+        layer_recompute=Layers(tuple(sorted(full_layers))),
         select_recompute=tuple(
             OpRecompute(module.replace(".", SEPARATOR), Layers(tuple(sorted(layers))))
-            for module, layers in again.items()
+            for module, layers in recomputed_layers.items()
         ),
     )

@@ -102,9 +102,9 @@ def list_settings(model: StepModel) -> tuple[LayerSetting, ...]:
     """
     tree = model.captured.trees[model.captured.sample.layer_map[0]]
     plain = model.layer_block(Policy(), 0)
-    whole = model.layer_block(Policy(layer_recompute=ALL_LAYERS), 0)
+    recomputed = model.layer_block(Policy(layer_recompute=ALL_LAYERS), 0)
     nothing = LayerSetting(_kept_bytes(plain))
-    everything = LayerSetting(_kept_bytes(whole), _backward_ns(whole) - _backward_ns(plain), is_whole=True)
+    everything = LayerSetting(_kept_bytes(recomputed), _backward_ns(recomputed) - _backward_ns(plain), is_whole=True)
     swappable = lossless_modules(model)
     mixtures = _combine([nothing], (_module_settings(model, tree, swappable, (c.name,), c) for c in _cells(tree)))
     return (everything, nothing, *(setting for setting in mixtures if setting != nothing))
@@ -126,10 +126,10 @@ def _module_settings(
         settings.append(LayerSetting(-moved, swapped=(name,)))
     else:
         plain = model.layer_block(Policy(), 0)
-        again = model.layer_block(Policy(select_recompute=(OpRecompute(SEPARATOR.join(path), ALL_LAYERS),)), 0)
-        freed = _kept_bytes(plain) - _kept_bytes(again)
+        recomputed = model.layer_block(Policy(select_recompute=(OpRecompute(SEPARATOR.join(path), ALL_LAYERS),)), 0)
+        freed = _kept_bytes(plain) - _kept_bytes(recomputed)
         if freed > SMALL_SAVING_BYTES:
-            settings.append(LayerSetting(-freed, _backward_ns(again) - _backward_ns(plain), recomputed=(name,)))
+            settings.append(LayerSetting(-freed, _backward_ns(recomputed) - _backward_ns(plain), recomputed=(name,)))
     return _without_dominated(settings)
 
 

@@ -72,10 +72,10 @@ def _find_gaps(model: StepModel, program: Program, stage: int) -> list[_Gap]:
 def _resident_bytes(program: Program, stage: int) -> np.ndarray:
     """Activations on the device while each operator of a stage runs, if all are kept: int64, shape (num_ops,)."""
     first, end = program.stage_starts[stage], program.stage_starts[stage + 1]
-    own = program.intervals.stage == stage
+    is_on_stage = program.intervals.stage == stage
     change = np.zeros(end - first + 1, np.int64)
-    np.add.at(change, program.intervals.begin[own] - first, program.intervals.size_bytes[own])
-    np.subtract.at(change, program.intervals.end[own] - first + 1, program.intervals.size_bytes[own])
+    np.add.at(change, program.intervals.begin[is_on_stage] - first, program.intervals.size_bytes[is_on_stage])
+    np.subtract.at(change, program.intervals.end[is_on_stage] - first + 1, program.intervals.size_bytes[is_on_stage])
     return np.cumsum(change)[:-1]
 
 

@@ -55,14 +55,14 @@ def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]
             waiting.setdefault((label, on_device_bytes), []).append(entry)
     swapped = model.layer_block(Policy(layer_swap=(LayerSwap(ALL_LAYERS, 1),)), layer_index)
     leaves = [tensor.num_copies > 0 and not tensor.is_resident for tensor in swapped.tensors if tensor.is_forward]
-    found = []
+    tensors = []
     for number, tensor, last_forward, first_backward in _kept_tensors(model, layer_index):
         entries = waiting.get((tensor.label, tensor.size_bytes))
         held = entries.pop(0).holders if entries else ()
         holders = [graph.owner(node) for node in held]
         if holders and leaves[number] and all(names.can_name(node) for node in holders):
             paths = dict.fromkeys(path for node in holders for path in names(node))
-            found.append(
+            tensors.append(
                 SavedTensor(
                     layer_index=layer_index,
                     operators=tuple(paths),
@@ -73,18 +73,18 @@ def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]
                     saved_in=_gradient_cells(graph, {node.name for node in held}),
                 )
             )
-    return tuple(found)
+    return tuple(tensors)
 
 
 def _gradient_cells(graph: Graph, names: set[str]) -> tuple[str, ...]:
     """Cells of the operators of backward that read values of forward, behind other names of them."""
-    own = {saved.backward_name for saved in graph.saved if saved.forward_name in names}
+    backward_names = {saved.backward_name for saved in graph.saved if saved.forward_name in names}
     cells: dict[str, None] = {}
     for node in graph.backward:
-        if own.isdisjoint(node.inputs):
+        if backward_names.isdisjoint(node.inputs):
             continue
         if node.op in VIEW_OPS:
-            own.add(node.name)
+            backward_names.add(node.name)
         elif is_kernel(node.op) and node.layer_index is not None:
             cells[node.cell_path] = None
     return tuple(cells)
@@ -102,14 +102,19 @@ def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[int, Blo
     is_last = any(segment == chunk[-1] for stage in model.layout.chunks for chunk in stage)
     reads = {read.role: read.uses for read in behind.reads if read.source is Source.PREVIOUS and not is_last}
     for number, tensor in enumerate(tensor for tensor in block.tensors if tensor.is_forward):
-        own, other = tensor.uses, reads.get(tensor.role, Consumers()) if tensor.role is not None else Consumers()
-        if own.first_backward == other.first_backward == NO_OP:
+        uses, next_uses = tensor.uses, reads.get(tensor.role, Consumers()) if tensor.role is not None else Consumers()
+        if uses.first_backward == next_uses.first_backward == NO_OP:
             continue
-        last = max(tensor.producer_op_index, own.last_forward)
-        if other.last_forward != NO_OP:
-            last = len(block.forward) + other.last_forward
-        has_other = other.first_backward != NO_OP
-        yield number, tensor, last, other.first_backward - len(behind.backward) if has_other else own.first_backward
+        last = max(tensor.producer_op_index, uses.last_forward)
+        if next_uses.last_forward != NO_OP:
+            last = len(block.forward) + next_uses.last_forward
+        has_next_use = next_uses.first_backward != NO_OP
+        yield (
+            number,
+            tensor,
+            last,
+            next_uses.first_backward - len(behind.backward) if has_next_use else uses.first_backward,
+        )
 
 
 @dataclass(frozen=True)

@@ -50,13 +50,13 @@ def enumerate_all(
         micro_batches = stage_problem.layout.num_micro_batches
         is_additive = getattr(stage_problem, "is_additive", False)  # recompute takes the sum of its times, never less
         for picked in itertools.product(*(range(len(values)) for values in options.values())):
-            again_ns = sum(column[index] for column, index in zip(times, picked, strict=True)) * micro_batches
+            recompute_ns = sum(column[index] for column, index in zip(times, picked, strict=True)) * micro_batches
             best = search.best_score
             if (
                 is_additive
                 and best is not None
                 and best.fits
-                and keep_score.step_time_ns + again_ns > best.step_time_ns
+                and keep_score.step_time_ns + recompute_ns > best.step_time_ns
             ):
                 continue
             values = [column[index] for column, index in zip(options.values(), picked, strict=True)]
@@ -73,12 +73,12 @@ def count_choices(costs: DecisionCosts, distances: Sequence[int] = DISTANCES) ->
 
 def _options(costs: DecisionCosts, distances: Sequence[int]) -> dict[tuple[int, int], tuple[int, ...]]:
     """Values of each cell, row after row."""
-    found = {}
+    options = {}
     for layer, group in np.ndindex(costs.num_layers, costs.num_groups):
         freed = costs.freed_bytes[layer, group]
         path_indices = tuple(-path_index for path_index in range(1, len(freed)) if freed[path_index] > 0)
-        found[layer, group] = (KEEP, *path_indices, *(distances if freed[0] > 0 else ()))
-    return found
+        options[layer, group] = (KEEP, *path_indices, *(distances if freed[0] > 0 else ()))
+    return options
 
 
 def _recompute_ns(costs: DecisionCosts, cell: tuple[int, int], value: int) -> int:
@@ -117,7 +117,7 @@ def solve_relaxed(
             for layer, group, path_index in zip(*np.nonzero(costs.freed_bytes > 0), strict=True)
         ]
         freed = np.array([costs.freed_bytes[cell] for cell in cells], float)
-        again_ns = np.array([costs.recompute_ns[cell] for cell in cells], float)
+        recompute_ns = np.array([costs.recompute_ns[cell] for cell in cells], float)
         copy_ns = np.array(
             [costs.copy_ns[layer, group] if path_index == 0 else 0 for layer, group, path_index in cells], float
         )
@@ -126,16 +126,18 @@ def solve_relaxed(
         forward_ns = float(ops.duration_ns[ops.kind == 0].sum()) / stage_problem.layout.num_micro_batches
         # [Constraint] One value per cell. A layer that is recomputed whole has no items: its row counts for all.
         rows = [layer * costs.num_groups + group for layer, group, _ in cells]
-        whole = [(layer, j) for j, (layer, group, _) in enumerate(cells) if group == 0]
+        full_layers = [(layer, j) for j, (layer, group, _) in enumerate(cells) if group == 0]
         entries = [(row, j) for j, row in enumerate(rows)]
-        entries += [(layer * costs.num_groups + group, j) for layer, j in whole for group in range(1, costs.num_groups)]
+        entries += [
+            (layer * costs.num_groups + group, j) for layer, j in full_layers for group in range(1, costs.num_groups)
+        ]
         at, of = zip(*entries, strict=True)
         once = coo_array((np.ones(len(at)), (at, of)), shape=(shape[0] * shape[1], num + 1)).tocsr()
         needed = -(-score.excess_bytes // costs.num_in_flight)
         for _ in range(8):
             # [Variables] cells, and the time of copies that forward does not hide.
-            found = milp(
-                np.append(again_ns, 1.0),
+            solution = milp(
+                np.append(recompute_ns, 1.0),
                 integrality=np.append(np.ones(num), 0),
                 bounds=Bounds(0, np.append(np.ones(num), np.inf)),
                 constraints=[
@@ -144,10 +146,10 @@ def solve_relaxed(
                     LinearConstraint(np.append(copy_ns, -1)[None, :], -np.inf, forward_ns),
                 ],
             )
-            if found.x is None:
+            if solution.x is None:
                 break
             assignment = np.zeros(shape, np.int64)
-            for (layer, group, path_index), value in zip(cells, found.x[:num], strict=True):
+            for (layer, group, path_index), value in zip(cells, solution.x[:num], strict=True):
                 if value > 0.5:
                     assignment[layer, group] = -path_index if path_index else len(ops)
             now, line = search.run(assignment)

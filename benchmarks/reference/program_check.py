@@ -24,23 +24,23 @@ def check_program(program: Program) -> None:
     _check_ops(program)
     _check_copies(program)
     _check_intervals(program)
-    for what, part in (("operator", program.ops), ("copy", program.copies), ("interval", program.intervals)):
-        _refuse(_is_outside(part.label, 0, len(program.labels)), what, "its label is not in labels")
+    for subject, part in (("operator", program.ops), ("copy", program.copies), ("interval", program.intervals)):
+        _refuse(_is_outside(part.label, 0, len(program.labels)), subject, "its label is not in labels")
 
 
-def _refuse(wrong: np.ndarray, what: str, why: str) -> None:
+def _refuse(wrong: np.ndarray, subject: str, why: str) -> None:
     """Raises for the first entry that is wrong."""
     if wrong.any():
-        raise SimulationError(f"{what} {int(np.argmax(wrong))}: {why}")
+        raise SimulationError(f"{subject} {int(np.argmax(wrong))}: {why}")
 
 
 def _check_shapes(program: Program) -> None:
     for part in (program.ops, program.copies, program.intervals):
         for array in fields(part):
-            found = np.shape(getattr(part, array.name))
-            if found != (len(part),):
+            shape = np.shape(getattr(part, array.name))
+            if shape != (len(part),):
                 name = f"{type(part).__name__}.{array.name}"
-                raise SimulationError(f"{name} has shape {found}; expected {(len(part),)}")
+                raise SimulationError(f"{name} has shape {shape}; expected {(len(part),)}")
     starts = np.asarray(program.stage_starts)
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(program.ops) or (np.diff(starts) < 0).any():
         raise SimulationError(f"stage_starts is {starts.tolist()}; expected to rise from 0 to {len(program.ops)}")
