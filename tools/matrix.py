@@ -3,7 +3,9 @@
 Each cell is one environment, kept in ~/.cache/mindswap-matrix, and three things done in it: the YAML of case 3 is
 checked, compiled with its swaps counted, and trained on CPU for ten steps, with the same losses as with swap off; from
 mindspore 2.7.2 on case 4 is dry run. MindSpore without MindFormers runs the tests of its own instead. Pairs that are no
-pair of releases (`TRIALS`) are only dry run. A cell takes at most four minutes once its environment is there.
+pair of releases (`TRIALS`) are only dry run. `PYNATIVE` trains in PyNative mode, on a file of MindFormers 2.x: its
+environment is that of `make test-2x`, and the dry run that of docs/qwen3_2x.yaml. A cell takes at most four minutes
+once its environment is there.
 """
 
 import argparse
@@ -30,6 +32,13 @@ DRY_RUN = ROOT / "configs" / "llama2_7b" / "case4_swap_and_recompute.yaml"
 # MindSpores whose Ascend backend is dry run; those without a MindFormers of their own with mindformers 1.9.0.
 DRY_RUN_VERSIONS = ("2.7.2", "2.8.0", "2.9.0", "2.10.0")
 TRIALS = (Pair("1.9.0", "2.8.0"), Pair("1.9.0", "2.10.0"))
+# Its only patch is `name_device_of_empty_cells`: `Cell.to_empty()` of mindspore 2.10.0 leaves tensors on meta.
+PYNATIVE = Pair("2.1.0", "2.10.0")
+PYNATIVE_CONFIG = ROOT / "docs" / "qwen3_2x.yaml"
+PYNATIVE_TRAINING = (
+    "tests/features/run/test_pynative_2x.py::"
+    "test_with_the_own_engine_losses_and_norms_are_those_without_swap_in_every_digit"
+)
 # What mindswap needs itself, with the numpy that all of these MindSpores take.
 OWN = ["PyYAML>=6", "regex", "tqdm", "numba>=0.60", "scipy>=1.11", "numpy<2", "pytest", "hypothesis"]
 # mindformers 2.x asks for a package that PyPI does not have, and that its graph mode does not need.
@@ -63,9 +72,14 @@ class Cell:
     def row(self) -> list[str]:
         """The cells of the table."""
         return [
-            self.pair.mindformers or "none", self.pair.mindspore, self.swaps, self.training, self.dry_run,
+            mindformers_name(self.pair), self.pair.mindspore, self.swaps, self.training, self.dry_run,
             str(self.seconds), self.result,
         ]  # fmt: skip
+
+
+def mindformers_name(pair: Pair) -> str:
+    """MindFormers of a pair in the table, with its mode if that is not graph mode."""
+    return f"{pair.mindformers}, PyNative" if pair == PYNATIVE else pair.mindformers or "none"
 
 
 class CellError(Exception):
@@ -103,6 +117,9 @@ def try_pair(pair: Pair) -> Cell:
     try:
         install(pair, folder)
         started = time.monotonic()
+        if pair == PYNATIVE:
+            swaps, training, peaks = try_pynative(folder)
+            return Cell(pair, swaps, training, peaks, round(time.monotonic() - started), "green")
         if pair in TRIALS:
             swaps = training = "-"
         else:
@@ -122,6 +139,11 @@ def install(pair: Pair, folder: Path) -> None:
     say("  installing, a minute or two ...")
     pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
     run([sys.executable, "-m", "venv", str(folder)], "venv", INSTALL_S)
+    if pair == PYNATIVE:
+        run([*pip, *OWN, "-r", str(ROOT / "tools" / "mindformers_2x.txt")], "pip install", INSTALL_S)
+        run([*pip, "--no-deps", f"mindformers=={pair.mindformers}"], "pip install", INSTALL_S)
+        mark.touch()
+        return
     beside = "" if pair in TRIALS else BESIDE.get(pair.mindformers, pair.mindformers)
     pinned = [f"mindspore=={pair.mindspore}", *([f"mindformers=={beside}"] if beside else [])]
     run([*pip, *OWN, *pinned], "pip install", INSTALL_S)
@@ -170,6 +192,23 @@ def try_dry_run(folder: Path) -> str:
     figures = json.loads(run(words, "dry run", CELL_S))
     used, actual = (round(figures[key] / 2**20) for key in ("used_peak_bytes", "actual_peak_bytes"))
     return f"{used} MiB, {actual} with fragments"
+
+
+def try_pynative(folder: Path) -> tuple[str, str, str]:
+    """Check and dry run a file of MindFormers 2.x, and train a small one on CPU; the swaps, the training, the peak."""
+    python = str(folder / "bin" / "python")
+    run([python, "-m", "mindswap", "check", str(PYNATIVE_CONFIG)], "check", CELL_S)
+    step = json.loads(run([python, "-m", "mindswap", "dryrun", "--json", str(PYNATIVE_CONFIG)], "dry run", CELL_S))
+    (made,) = step["stages"][0]["runs"]
+    if not made["copies_out"] or made["copies_out"] != made["copies_back"]:
+        raise CellError(f"dry run: {made['copies_out']} copies out, {made['copies_back']} back")
+    run([python, "-m", "pytest", "-q", "-m", "mindformers2", PYNATIVE_TRAINING], "tests", CELL_S)
+    per_layer = made["copies_out"] // len(made["set_lines"])
+    return (
+        " ".join([str(per_layer)] * len(made["set_lines"])),
+        "5 steps, own engine, as with swap off",
+        f"{round(step['used_peak_bytes'] / 2**20)} MiB",
+    )
 
 
 def samples(mindswap: list[str]) -> Path:

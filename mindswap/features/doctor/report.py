@@ -16,6 +16,7 @@ from mindswap.version import __version__
 _SHOWN_OF_MACHINE = "host_bytes memlock_bytes shm_bytes num_numa_nodes num_processors cache_folder cache_bytes"
 _TEXT_COMMANDS = "check, explain, convert, calibrate, status"
 _COMMANDS_2X = "check, explain, convert, plan --trace"
+_TRAINER_COMMANDS = ("dryrun", "verify", "simulate", "compare", "inspect", "plan", "trace", "run")
 _COMPILING_COMMANDS = "run, verify, inspect, simulate, compare, plan, dryrun, prove"
 
 
@@ -74,9 +75,10 @@ def _works_2x(facts: MachineFacts) -> str:
     """Format the commands that read files of MindFormers 2.x here."""
     versions = tuple(facts.software.version(name) for name in ("mindformers", "mindspore"))
     if versions == TRAINER_VERSIONS:
-        return f"{_COMMANDS_2X}, dryrun, trace"
+        return ", ".join((_COMMANDS_2X, *_TRAINER_COMMANDS))
     needed = " with mindspore ".join(TRAINER_VERSIONS)
-    return f"{_COMMANDS_2X}; dryrun and trace need mindformers {needed} (docs/versions.md)"
+    *others, last = _TRAINER_COMMANDS
+    return f"{_COMMANDS_2X}; {', '.join(others)} and {last} need mindformers {needed} (docs/versions.md)"
 
 
 def _works(facts: MachineFacts) -> str:
