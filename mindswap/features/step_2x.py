@@ -43,7 +43,7 @@ SIZES = {
     "vocab_size": ("vocab_size",),
 }
 # Version of the recorded data; increase it when they change.
-RECORDER_VERSION = 1
+RECORDER_VERSION = 2
 
 
 def is_2x(document: Document) -> bool:

@@ -5,14 +5,16 @@
 As `trainer_dry_run`, without swap and recompute; the request has `text` as well, the configuration to store. The
 operators are those of Ascend: fused attention, bfloat16, views without copies.
 
-In `TRACKED_STEPS` only the names of operators are noted, so that they allocate and free memory as a training does, and
-MindSpore's memory tracker writes down every block; operators `MARK` separate their phases. The one with the lowest peak
-counts: a loaded host may free later than a training would. In `RECORDED_STEP` the operators are recorded with their
-tensors and with what autograd saves, which holds all tensors.
+In `NAMED_STEP` the names of all operators are noted. That keeps some tensors for longer, so memory is that of
+`TRACKED_STEPS`, in which nothing is noted and MindSpore's memory tracker writes down every block; operators `MARK`
+separate the phases of these steps. The tracked step with the lowest peak counts: a loaded host may free later than a
+training would. In `RECORDED_STEP` the operators are recorded with their tensors and with what autograd saves, which
+holds all tensors.
 """
 
 import sys
 import traceback
+from contextlib import nullcontext
 from importlib.metadata import version
 from typing import Any, ClassVar
 
@@ -23,7 +25,8 @@ from mindswap.pynative.step_memory import MARK
 from mindswap.pynative.trace import RecordedStep, dump_trace
 
 NOTES = ("recorded with the trainer of MindFormers 2.x in MindSpore's dry run on the Ascend backend, without a card",)
-TRACKED_STEPS, RECORDED_STEP = (2, 3), 4  # the first step makes the states of the optimizer
+NAMED_STEP, TRACKED_STEPS, RECORDED_STEP = 2, (3, 4), 5  # the first step makes the states of the optimizer
+MARKED_STEPS = (NAMED_STEP, *TRACKED_STEPS)
 
 
 class _NameList(ms.MsDispatchMode):
@@ -63,20 +66,20 @@ def trace(config: dict[str, Any], sample: dict[str, Any], text: str) -> dict[str
 
         num_steps = 0
         recorded: Any = None
-        operators: ClassVar[dict[int, _NameList]] = {step: _NameList() for step in TRACKED_STEPS}
+        noted: ClassVar[_NameList] = _NameList()
 
         def training_step(self, step: int | None = None) -> Any:
             self.num_steps += 1
-            if self.num_steps not in TRACKED_STEPS:
+            if self.num_steps not in MARKED_STEPS:
                 return super().training_step(step)
-            with self.operators[self.num_steps]:
+            with self.noted if self.num_steps == NAMED_STEP else nullcontext():
                 _mark()
                 result = super().training_step(step)
                 _mark()
             return result
 
         def compute_loss(self, model: Any, inputs: Any) -> Any:
-            if self.num_steps not in TRACKED_STEPS:
+            if self.num_steps not in MARKED_STEPS:
                 return super().compute_loss(model, inputs)
             _mark()
             loss = super().compute_loss(model, inputs)
@@ -95,7 +98,7 @@ def trace(config: dict[str, Any], sample: dict[str, Any], text: str) -> dict[str
                 self.recorded = record(network, layers, run, with_values=True)
                 return results[0]
             result = super()._forward_backward(model, inputs)
-            if self.num_steps in TRACKED_STEPS:
+            if self.num_steps in MARKED_STEPS:
                 _mark()
             return result
 
@@ -109,11 +112,11 @@ def trace(config: dict[str, Any], sample: dict[str, Any], text: str) -> dict[str
     trees = tuple(read_tree(layer) for layer in layers_of(network))
     peaks = {step: max(trainer.steps[step - 1].peaks.values()) for step in TRACKED_STEPS}
     chosen = min(TRACKED_STEPS, key=lambda step: peaks[step])
-    before = [trainer.operators[step].names.count(MARK) for step in TRACKED_STEPS if step < chosen]
+    names = trainer.noted.names
     return {
         "trace": dump_trace(RecordedStep(trainer.recorded, trees, text, versions, NOTES)),
-        "names": trainer.operators[chosen].names,
-        "num_marks_before": sum(before),
+        "names": names,
+        "num_marks_before": names.count(MARK) * (chosen - NAMED_STEP),
         "weight_bytes": trainer.weight_bytes,
         "state_bytes": trainer.state_bytes,
         "peak_bytes": peaks[chosen],
