@@ -20,7 +20,8 @@ from mindswap.simulator.captured_step import GradientRule
 from mindswap.simulator.layer_block import Block, BlockTensor, Consumers, Read, Role, Source
 from mindswap.simulator.memory_parts import MemoryPart
 from mindswap.simulator.program import ONE_WAY
-from mindswap.simulator.segment_reader import OpList, StepReader, StepTensor
+from mindswap.simulator.segment_reader import StepReader
+from mindswap.simulator.step_tensors import OpList, StepTensor
 from mindswap.units import ceil_div
 
 

@@ -13,10 +13,11 @@ import numpy as np
 from mindswap.simulator.layer_block import Block
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.memory_parts import MemoryPart
+from mindswap.simulator.micro_batch_group import MicroBatchGroup
 from mindswap.simulator.placing import StageSpan, TransferCosts, place_memory
 from mindswap.simulator.program import NO_OP, MemoryKind, Ops, Program, join
 from mindswap.simulator.schedules.rounds import Pass, PassWork
-from mindswap.simulator.stage_pass import MicroBatchGroup, ModelSegments, StagePass, shift, split_backward_pass
+from mindswap.simulator.stage_pass import ModelSegments, StagePass, shift, split_backward_pass
 from mindswap.simulator.stage_tensors import ChunkTensors, per_step_tensors
 from mindswap.simulator.tensor_lifetimes import StageTensors
 

@@ -21,8 +21,9 @@ from mindswap.simulator.layer_block import (
     use_rows,
 )
 from mindswap.simulator.memory_parts import MemoryPart, Phase, TensorRole
+from mindswap.simulator.micro_batch_group import MicroBatchGroup
 from mindswap.simulator.program import NO_OP, MemoryKind, join
-from mindswap.simulator.stage_pass import MicroBatchGroup, ModelSegments, StagePass, neighbour_reads, shift
+from mindswap.simulator.stage_pass import ModelSegments, StagePass, neighbour_reads, shift
 from mindswap.simulator.tensor_lifetimes import PassTensors, StageTensors
 
 FAR = 2**62  # after every position

@@ -3,8 +3,8 @@
 The step is captured once; a planner then simulates thousands of policies on it. All figures are simulated.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from mindswap.config.step_settings import StepSettings
@@ -17,25 +17,24 @@ from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.policy.formats.mindformers1.truncate import truncated_offset
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import has_swaps, layer_key, with_recompute_only
-from mindswap.simulator.captured_step import CapturedStep, list_caveats
+from mindswap.simulator.captured_step import CapturedStep
 from mindswap.simulator.compiled_layers import CompiledLayers
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.static_memory import StaticMemory, communication_bytes
-from mindswap.simulator.cost.transfer import collective_ns, copy_ns, send_ns
+from mindswap.simulator.cost.transfer import collective_ns
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import Block
 from mindswap.simulator.layer_groups import group_layers
-from mindswap.simulator.layout import StageLayout, build_stage_layout
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.memory_pool import UNIT_BYTES
 from mindswap.simulator.memory_replay import StageAllocations, replay_memory_pool
 from mindswap.simulator.optimizer_allocations import final_gradients, optimizer_allocations, persistent_tensors
 from mindswap.simulator.partition import BlockBuilder
-from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.planned_memory import planned_activation_bytes
 from mindswap.simulator.program import Program
 from mindswap.simulator.program_builder import build_program
-from mindswap.simulator.stage_weights import StageWeights, describe_training, update_terms, weigh_stages
+from mindswap.simulator.shared_parts import BlockCache, SharedParts, make_parts
+from mindswap.simulator.stage_weights import update_terms
 from mindswap.simulator.timeline import (
     StepTerm,
     Timeline,
@@ -73,62 +72,6 @@ class SimulatedStep:
     def peaks_bytes(self) -> tuple[int, ...]:
         """Peak device memory of each stage, in bytes."""
         return tuple(a + s.total_bytes for a, s in zip(self.activation_bytes, self.static, strict=True))
-
-
-@dataclass(eq=False)
-class _BlockCache:
-    """Blocks by layer settings and segment, and builders of blocks by layer settings."""
-
-    blocks: dict[tuple[Hashable, int], Block] = field(default_factory=dict)
-    builders: dict[Hashable, Callable[[int], Block]] = field(default_factory=dict)  # the last `NUM_RECENT` ones
-
-
-@dataclass(frozen=True, eq=False)
-class _SharedParts:
-    """What models of a step share that differ in the number of micro-batches, or in the swap of other layers."""
-
-    layers: CompiledLayers
-    captured: CapturedStep
-    caveats: tuple[str, ...]
-    transfers: TransferCosts
-    layout: StageLayout
-    weights: StageWeights
-    collectives: Mapping[str, tuple[Collective, ...]]
-    has_single_micro_step: bool  # of the step as configured, whatever the number of micro-batches of a model
-    cache: _BlockCache = field(default_factory=_BlockCache)
-
-
-def _make_parts(
-    captured: CapturedStep, costs: CostTable, settings: StepSettings, fixed: Policy | None, caveats: tuple[str, ...]
-) -> _SharedParts:
-    layers = CompiledLayers(captured, settings, fixed)
-    stage_cards = settings.num_cards // settings.pipeline.num_stages
-    is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
-    layout = build_stage_layout(
-        settings.pipeline, captured.num_layers, settings.num_micro_batches, settings.num_sequences
-    )
-    weights = weigh_stages(captured, layers.plain.graph, layout, settings, costs.device)
-    model_caveats = (*describe_training(weights.parameters), *list_caveats(captured.graph, settings))
-    return _SharedParts(
-        layers=layers,
-        captured=replace(layers.plain, notes=(*captured.notes, *model_caveats)),
-        caveats=(*model_caveats, *caveats),
-        transfers=TransferCosts(
-            partial(copy_ns, link=costs.device.offload, device=costs.device),
-            partial(copy_ns, link=costs.device.prefetch, device=costs.device),
-            partial(send_ns, is_within_node=is_within_node, device=costs.device),
-            costs.device.contended_permille,
-        ),
-        layout=replace(
-            layout,
-            closing_bytes=weights.closing_bytes,
-            closing_gradient_bytes=weights.closing_gradient_bytes,
-            forward_bytes=weights.forward_bytes,
-        ),
-        weights=weights,
-        collectives={**captured.collectives, **layers.gathers},
-        has_single_micro_step=layout.num_micro_steps == 1,
-    )
 
 
 class StepModel:
@@ -169,9 +112,9 @@ class StepModel:
         *,
         caveats: tuple[str, ...] = (),
         is_swapping: bool = False,
-        parts: _SharedParts | None = None,
+        parts: SharedParts | None = None,
     ):
-        parts = parts or _make_parts(captured, costs, settings, fixed, caveats)
+        parts = parts or make_parts(captured, costs, settings, fixed, caveats)
         self.costs, self.settings, self.is_swapping = costs, settings, is_swapping
         self.layers, self.captured, self.caveats = parts.layers, parts.captured, parts.caveats
         self.names = parts.layers.labels
@@ -216,7 +159,7 @@ class StepModel:
         """Return the same model with `is_swapping` set; both share the cache of blocks."""
         return self._sharing(self.settings, is_swapping, self._parts)
 
-    def _sharing(self, settings: StepSettings, is_swapping: bool, parts: _SharedParts) -> "StepModel":
+    def _sharing(self, settings: StepSettings, is_swapping: bool, parts: SharedParts) -> "StepModel":
         return type(self)(self.layers.source, self.costs, settings, is_swapping=is_swapping, parts=parts)
 
     # -- a step -----------------------------------------------------------------------------------
@@ -311,7 +254,7 @@ class StepModel:
         """Return `blocks` without swap and recompute, with zero duration of the AllGathers of weights."""
         if not self.layers.gathers:
             return self.blocks(PLAIN)
-        parts = replace(self._parts, collectives=self.captured.collectives, cache=_BlockCache())
+        parts = replace(self._parts, collectives=self.captured.collectives, cache=BlockCache())
         return self._sharing(self.settings, self.is_swapping, parts).blocks(PLAIN)
 
     def layer_block(self, policy: Policy, layer_index: int) -> Block:

@@ -8,15 +8,9 @@ from mindswap.config.pipeline_layout import Pipeline
 from mindswap.graph.analysis.collectives import Collective
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.layer_block import Consumers, use_rows
+from mindswap.simulator.micro_batch_group import MicroBatchGroup
 from mindswap.simulator.program import NO_OP, OpKind
-from mindswap.simulator.stage_pass import (
-    WEIGHT_HALF,
-    MicroBatchGroup,
-    PassOps,
-    SplitBackward,
-    StagePass,
-    split_backward_pass,
-)
+from mindswap.simulator.stage_pass import WEIGHT_HALF, PassOps, SplitBackward, StagePass, split_backward_pass
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB, node
 from tests.simulator import steps
