@@ -150,7 +150,7 @@ class Catalogue:
         for separator, chinese in (("; ", "；"), (": ", "："), (", ", "，")):
             if separator in text:
                 first, *others = text.split(separator, 1 if separator == ": " else -1)
-                head = first if _KEY.fullmatch(first) else self._translate(first)
+                head = first if separator == ": " and _KEY.fullmatch(first) else self._translate(first)
                 made = [head, *(self._continue(separator, chinese, part) for part in others)]
                 if made != [first, *(chinese + part for part in others)]:
                     return "".join(made)

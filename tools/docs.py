@@ -40,6 +40,7 @@ PLAN = f"mindswap plan {LLAMA2_7B} --simple\n"
 PICTURES = {
     "compare_7b.png": ("docs/simulate.md", "mindswap compare benchmarks/models/llama2_7b.yaml"),
     "inspect_case4.png": ("docs/verify.md", f"mindswap inspect {CASE_4}"),
+    "plan_7b.png": ("README.md", PLAN.strip()),
     "plan_sweep_7b.png": ("docs/plan.md", f"mindswap plan {LLAMA2_7B} --sweep"),
     "dryrun_case4.png": ("docs/dryrun.md", f"mindswap dryrun {CASE_4}"),
 }

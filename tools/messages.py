@@ -203,16 +203,16 @@ def all_texts() -> dict[str, list[str]]:
 
 
 def render(texts: dict[str, list[str]], entries: list[tuple[str | None, str, str]]) -> str:
-    """Return the catalogue with these texts, and the entries with a context or without a source (`# by hand`)."""
+    """Return the catalogue with these texts, and the entries with a context or without a source."""
     known = {english: chinese for context, english, chinese in entries if context is None}
-    blocks = [HEADER]
-    for text, modules in texts.items():
-        place = f"#: mindswap/{modules[0]}"
-        blocks.append(f"{place}\nmsgid {_quote(text)}\nmsgstr {_quote(known.get(text, ''))}\n")
-    for context, english, chinese in entries:
-        if context is not None:
-            blocks.append(f'msgctxt "{context}"\nmsgid {_quote(english)}\nmsgstr {_quote(chinese)}\n')
-    return "\n".join(blocks)
+    # Sorted and without places, so that a text that moves to another module changes nothing.
+    texts_of_sources = [f"msgid {_quote(text)}\nmsgstr {_quote(known.get(text, ''))}\n" for text in sorted(texts)]
+    others = sorted((str(entry[0]), *entry[1:]) for entry in entries if entry[0] is not None)
+    with_context = [
+        f'msgctxt "{context}"\nmsgid {_quote(english)}\nmsgstr {_quote(chinese)}\n'
+        for context, english, chinese in others
+    ]
+    return "\n".join([HEADER, *texts_of_sources, *with_context])
 
 
 def _quote(text: str) -> str:

@@ -22,6 +22,17 @@ PAGES = (
         for name in (
             *("index", "tutorial", "commands", "run", "plan", "dryrun", "simulate", "verify"),
             *("check", "adaptive", "models", "rules", "doctor", "prove", "python", "troubleshooting"),
+            *(
+                "calibrate",
+                "cluster",
+                "configuration",
+                "demo",
+                "recompute",
+                "versions",
+                "device_figures",
+                "rule_effects",
+            ),
+            *("device_figures", "rule_effects", "internals/architecture", "internals/simulator"),
         )
     ),
 )

@@ -225,7 +225,7 @@ class Builder:
             message = f"the alias *{event.anchor} has no anchor"
             fix = f"put &{event.anchor} before a value above, or, for a text: '*{event.anchor}'"
         else:
-            message, fix = f"the alias *{event.anchor} refers to what it stands in", "write the value out"
+            message, fix = f"the alias *{event.anchor} refers to a value that contains it", "write the value out"
         self.report(self._location(event), "yaml-alias", message, fix=fix)
         return DocumentNode(self._location(event))
 

@@ -92,7 +92,7 @@ RULE = "bad-ignore"
 # Warnings about the text of a file and the folder of a model, which no registered rule yields.
 OTHER_RULES = ("pretrained-model-dir", "yaml-merge")
 PATH = "mindswap.ignore"
-ALLOWED = "a list of rules, the words in brackets behind warnings: [overlap, recompute-wins]"
+ALLOWED = "a list of rules, the words in brackets after warnings: [overlap, recompute-wins]"
 
 
 def find_ignore_problems(document: Document, rule_ids: Collection[str]) -> Iterator[Problem]:

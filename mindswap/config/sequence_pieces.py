@@ -38,16 +38,18 @@ def _find_piece_problems(document: Document) -> Iterator[Finding]:
         return
     unsplit = f"{SEQUENCE_KEY}: 1"
     if not document.is_legacy:
-        message = f"{PATH}: MindFormers 1.9 cuts no sequences of newer models (use_legacy: False; base_trainer.py)"
+        message = (
+            f"{PATH}: MindFormers 1.9 does not split sequences of newer models (use_legacy: False; base_trainer.py)"
+        )
         yield Finding(node.location, message, "1", unsplit)
         return
     if document.count("parallel_config", "pipeline_stage") == 1:
         yield Finding(
-            node.location, f"{PATH}: sequences are cut for a pipeline only", "pipeline_stage above 1", unsplit
+            node.location, f"{PATH}: sequences are split for a pipeline only", "pipeline_stage above 1", unsplit
         )
     length = document.count("model", "model_config", "seq_length")
     if length > 1 and length % num_pieces:
-        message = f"{PATH}: {length} tokens of a sequence cannot be cut into {num_pieces} equal pieces"
+        message = f"{PATH}: {length} tokens of a sequence cannot be split into {num_pieces} equal pieces"
         yield Finding(node.location, message, f"a divisor of {length}", unsplit)
     flash = document.get("model", "model_config", "use_flash_attention")
     if flash is not None and flash.value is False:
@@ -56,7 +58,7 @@ def _find_piece_problems(document: Document) -> Iterator[Finding]:
     for path, source in EXCLUDED:
         excluded = document.get(*path)
         if excluded is not None and _is_on(excluded):
-            message = f"{'.'.join(path)}: MindFormers refuses it beside {SEQUENCE_KEY} {num_pieces} ({source})"
+            message = f"{'.'.join(path)}: MindFormers refuses it together with {SEQUENCE_KEY} {num_pieces} ({source})"
             yield Finding(excluded.location, message, f"{path[-1]}: False", f"{path[-1]}: False, or {unsplit}")
 
 
@@ -75,10 +77,12 @@ def _find_half_problems(document: Document) -> Iterator[Finding]:
     if halves is None or document.count("model", "model_config", key) == 1:
         return
     if has_ranks and document.value("model", "model_config", "use_ring_attention") is True:
-        message = "model.model_config.use_ring_attention: MindSpore refuses it beside halves of layers (flash_sp.cc)"
+        message = (
+            "model.model_config.use_ring_attention: MindSpore refuses it together with halves of layers (flash_sp.cc)"
+        )
         yield Finding(halves.location, message, f"{key}: 1", f"{key}: 1")
     if not has_ranks and document.value("parallel_config", "use_seq_parallel") is not True:
-        message = f"model.model_config.{key}: MindFormers wants use_seq_parallel beside it (tools/check_rules.py)"
+        message = f"model.model_config.{key}: MindFormers requires use_seq_parallel with it (tools/check_rules.py)"
         yield Finding(halves.location, message, f"{key}: 1", f"use_seq_parallel: True, or {key}: 1")
 
 

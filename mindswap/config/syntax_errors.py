@@ -167,7 +167,7 @@ def _describe_unclosed(error: yaml.MarkedYAMLError) -> _Description:
 
 
 def _describe_missing_key(number: int) -> _Description:
-    fix = "write 'key: value', or put the text behind its key"
+    fix = "write 'key: value', or put the text after its key"
     return _Description(f"line {number + 1} is not 'key: value'", "", fix)
 
 

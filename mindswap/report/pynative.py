@@ -40,8 +40,8 @@ def _header(effect: SettingsEffect) -> str:
     elif settings.prefetch is not None:
         p = settings.prefetch
         lines.append(
-            f"swap is on: a layer leaves the device when forward of the layer {p} behind it ends, and comes back "
-            "when backward of that layer begins"
+            f"swap is on: a layer is offloaded when forward of the layer {p} after it ends, and prefetched when "
+            "backward of that layer begins"
         )
     return "\n".join(lines)
 
@@ -159,7 +159,7 @@ def format_swap_report(report: SwapReport) -> list[str]:
     ]
     if report.held_bytes:
         lines.append(
-            f"{format_bytes(report.held_bytes)} of the policy stay on the device: other code holds them behind forward"
+            f"{format_bytes(report.held_bytes)} of the policy stay on the device: other code holds them after forward"
         )
     if report.num_deviations:
         lines.append(f"{report.num_deviations} passes were not as recorded, and ran without swap")

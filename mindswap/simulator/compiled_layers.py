@@ -136,7 +136,7 @@ class CompiledLayers:
         if refused:
             names = ", ".join(dict.fromkeys(str(self._paths(self.graph.index.forward_nodes[name])) for name in refused))
             raise SimulationError(
-                f"{names} cannot run again: later pieces of the sequence have changed the keys and values by then\n"
+                f"{names} cannot be recomputed: later pieces of the sequence have changed the keys and values by then\n"
                 "    allowed: recompute of other operators\n    fix:     recompute without them, or seq_split_num: 1"
             )
 
@@ -179,7 +179,7 @@ class CompiledLayers:
         nodes = self.graph.index.forward_nodes
         boundary_nodes = (nodes[name] for name in sorted(find_boundary_operators(self.graph) & set(recomputed)))
         names = ", ".join(dict.fromkeys(str(self._paths(node)) for node in boundary_nodes))
-        fix = f"\n    fix: recompute without {names}: what is behind the layer reads it" if names else ""
+        fix = f"\n    fix: recompute without {names}: operators after the layer read it" if names else ""
         return SimulationError(f"layer {layer_index}: {error}{fix}")
 
     def _paths_of(self, node: Node) -> Names:

@@ -166,10 +166,10 @@ def _gathered(compiled: "Capture", document: Document) -> "Capture":
     if sharding.is_released:
         until = "is gathered again for backward"
     elif sharding.is_cast_after_gather:
-        until = "goes once it is cast, if the cast does not run again"
+        until = "is freed after the cast, unless the cast is recomputed"
     sizes = {entry.size_bytes for entries in gathered.collectives.values() for entry in entries}
     note = (
-        f"the parallel optimizer cuts weights over {sharding.num_ranks} ranks: the output of each AllGather, up to "
+        f"the parallel optimizer splits weights over {sharding.num_ranks} ranks: the output of each AllGather, up to "
         f"{format_bytes(max(sizes))}, {until}; added by the rules of MindSpore's step_parallel.cc, which does not run "
         "for the CPU"
     )

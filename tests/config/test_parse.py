@@ -124,12 +124,12 @@ def test_what_is_wrong_becomes_a_problem_with_its_place(content, expected):
         (
             "a:\n  b: 1\n  word\nc: 2\n",
             "line 3 is not 'key: value'",
-            "write 'key: value', or put the text behind its key",
+            "write 'key: value', or put the text after its key",
         ),
         (
             "a:\n  swap True\n  op_swap:\n    - b: 1\n",
             "line 2 is not 'key: value'",
-            "write 'key: value', or put the text behind its key",
+            "write 'key: value', or put the text after its key",
         ),
         ("a: *w1\n", "the alias *w1 has no anchor", "put &w1 before a value above, or, for a text: '*w1'"),
         ("a: @x\n", "", "put the value in quotes, if it is a text"),

@@ -294,7 +294,7 @@ def test_a_training_of_one_step_swapped_nothing():
 def test_what_other_code_holds_is_said_to_stay():
     report = SwapReport("CPU", held_bytes=3 << 10).with_pass(PREDICTED, PREDICTED)
     assert format_swap_report(report)[2:] == [
-        "3.0 KiB of the policy stay on the device: other code holds them behind forward"
+        "3.0 KiB of the policy stay on the device: other code holds them after forward"
     ]
     assert len(format_swap_report(SwapReport("CPU").with_pass(PREDICTED, PREDICTED))) == 2
 

@@ -162,7 +162,7 @@ def test_what_is_copied_for_nothing_has_its_operator_its_bytes_and_its_layers():
     step = graph([node("gelu", "Gelu", "x"), copy_out("out", "gelu")])
     # Layers 4, 5 and 7 of the model are as the compiled layer 0, and 6 is as another.
     notes = list(unread_copy_notes(step, names_of(step), {4: 0, 5: 0, 6: 1, 7: 0}))
-    assert notes == ["copied out and never read back, for nothing: 1.0 KiB of mlp.Gelu, in each of layers 4-5, 7"]
+    assert notes == ["offloaded but never prefetched: 1.0 KiB of mlp.Gelu, in each of layers 4-5, 7"]
     assert [note[-12:] for note in unread_copy_notes(step, names_of(step), {2: 0})] == [", in layer 2"]
     assert list(unread_copy_notes(graph(list(step.forward[:1])), names_of(step), {0: 0})) == []
 

@@ -183,9 +183,9 @@ def _shard_capture(unsharded: Capture, placement: RankPlacement) -> Capture:
     inserted = (node for node in graph.forward if node.op in REDISTRIBUTION_OPS and not is_exchange(node))
     if any(node.layer_index is not None for node in inserted):
         notes.append(
-            "AllGather, AllToAll and Slice are what MindSpore inserts in place of a Reshape between unlike splits; "
-            "what names that Reshape is for them, of several Reshapes of one tensor what names the last; "
-            "select_comm_recompute of it has its AllGather run again"
+            "MindSpore inserts AllGather, AllToAll and Slice in place of a Reshape between different shardings: an "
+            "entry that names the Reshape applies to them, for several Reshapes of one tensor that of the last; "
+            "select_comm_recompute of it recomputes its AllGather"
         )
     if placement.expert_parallel > 1 and any(is_exchange(node) for node in graph.forward):
         skew = placement.expert_skew_permille

@@ -110,7 +110,7 @@ def refuse_unknown_rules(option: str, names: Collection[str]) -> None:
             fix = (
                 f"write {closest}"
                 if closest
-                else "one of the words in brackets behind warnings, which docs/rules.md lists"
+                else "one of the words in brackets after warnings, which docs/rules.md lists"
             )
             lines.append(f"{option} {name}: there is no such rule\n    fix:     {fix}")
     if lines:

@@ -79,7 +79,7 @@ def prepare_stand_ins(report_status: Callable[[str], None]) -> None:
         LaunchError: see `stub_libraries`.
     """
     if not has_cann():
-        report_status("making stand-ins for CANN, or taking those that are there")
+        report_status("preparing stand-ins for CANN's libraries")
         stub_libraries()
 
 

@@ -54,7 +54,7 @@ def unread_copy_notes(graph: Graph, names: Callable[[Node], Names], layer_map: M
         layers_by_copy.setdefault(copy_text, []).extend(layers)
     for copy_text, layers in layers_by_copy.items():
         layers_text = f", in {'each of ' * (len(layers) > 1)}{name_indices('layer', layers)}" if layers else ""
-        yield f"copied out and never read back, for nothing: {copy_text}{layers_text}"
+        yield f"offloaded but never prefetched: {copy_text}{layers_text}"
 
 
 def format_memory(report: LayerMemoryReport, by: str = "operator") -> str:

@@ -176,7 +176,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the same on all CPUs of a Ray cluster (pip install '.[ray]' in a checkout), or auto",
     )
     add_html(parser)
-    parser.add_argument("--plot", metavar="FILE", type=optional_path, help="write a picture of the curve of --sweep")
+    parser.add_argument("--plot", metavar="FILE", type=optional_path, help="picture of file and plan, or of --sweep")
     add_no_cache(parser)
     add_json(parser)
     add_expert_skew(parser)
@@ -226,6 +226,8 @@ def run(args: argparse.Namespace) -> int:
         print_text("\n".join(["", *explanation]))
     if plan.fits and args.html:
         step_plan.run().save_html(args.html)
+    if plan.fits and args.plot:
+        step_plan.save_plot(args.plot)
     return 0 if is_ok else 1
 
 
@@ -237,8 +239,6 @@ def _refuse_early(args: argparse.Namespace) -> None:
     if args.sweep:
         single_plan_options = "-o --in-place --html --explain --dry-run --simple --pin --objective=memory"
         refuse_given(args, single_plan_options, "--sweep makes many plans: choose one with --memory for {}", "")
-    else:
-        refuse_given(args, "--plot", "{}: is of the curve of --sweep", "--html FILE for one plan, or --sweep")
     reject_conflicting_options(args)
     reject_overwrite_without_output(args)
     if args.in_place and Path(args.config).exists() and not Path(args.config).stat().st_mode & WRITABLE:
@@ -252,7 +252,7 @@ def _load(args: argparse.Namespace, allowed: Allow, is_written: bool) -> LoadedS
     """Load the step of the configuration; for a file of MindFormers 2.x that of its trace."""
     document = None if is_trace_path(args.config) else load_document(args.config)
     if document is not None and is_2x(document):
-        unsupported_options = "--sweep --explain --objective=memory --expert-skew --simple --pin --dry-run"
+        unsupported_options = "--sweep --explain --plot --objective=memory --expert-skew --simple --pin --dry-run"
         refuse_given(args, unsupported_options, "{}: not for files of MindFormers 2.x", "leave it out")
         if args.trace is not None:
             refuse_given(args, "--cards", "{}: the step of --trace has its micro-batches", "leave one out")

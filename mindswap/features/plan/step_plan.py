@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mindswap.errors import PlanError
@@ -11,7 +12,7 @@ from mindswap.features.plan.report import format_plan
 from mindswap.features.plan.states import OptimizerStates
 from mindswap.features.plan.written import planned_text
 from mindswap.features.simulate import LoadedStep, Run
-from mindswap.files import write_new
+from mindswap.files import file_name, write_new
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.problem import Plan, PlanProblem
 from mindswap.planner.recompute_counts import counted_sections
@@ -147,6 +148,17 @@ class StepPlan:
         if not self.fits:
             raise PlanError(f"nothing fits, so there is no plan to write to {path}\n    fix:     more memory")
         write_new(path, planned_text(self.step, self.plan, str(path)), overwrite=overwrite)
+
+    def save_plot(self, path: str | os.PathLike[str]) -> None:
+        """Write a picture of memory and streams over the step, of the configuration and of the plan.
+
+        Raises:
+            DataError: if matplotlib is missing or the file cannot be written.
+        """
+        from mindswap.report.plan_plot import plot_before_after
+
+        reports = (self.step.simulate().report(), self.run().report())
+        plot_before_after(*reports, Path(file_name(path)), self.plan.budget_bytes, ("your file", "this plan"))
 
     def __str__(self) -> str:
         return self.format()

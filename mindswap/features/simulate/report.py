@@ -37,7 +37,7 @@ def format_simulation(report: SimulationReport, has_figures: bool = False) -> st
     lines += [*_peak_lines(report.peak_stage), *filter(None, [report.outside]), ""]
     lines.append(_table(LAYER_HEADER, layer_rows(report)))
     lines += [
-        f"copied out and never read back, for nothing: {format_bytes(row.out_only_bytes)}, {name}"
+        f"offloaded but never prefetched: {format_bytes(row.out_only_bytes)}, {name}"
         for name, row in group_layer_rows(report.layers)
         if row.out_only_bytes
     ]

@@ -44,7 +44,7 @@ TRAINER_VERSIONS = ("2.1.0", "2.10.0")
 _OF_2X = {
     "2.0.0": "mindformers 2.0.0 belongs to mindspore 2.10.0, which mindswap did not try: pip install --no-deps "
     "mindformers==2.1.0 and mindspore==2.10.0",
-    "2.1.0": "mindformers 2.1.0 asks for mindspore 2.11, which PyPI does not have: pip install mindspore==2.10.0 "
+    "2.1.0": "mindformers 2.1.0 requires mindspore 2.11, which PyPI does not have: pip install mindspore==2.10.0 "
     "(graph mode, and dryrun of PyNative files) or 2.9.0 (graph mode)",
 }
 _BEST = "pip install mindformers==1.9.0 mindspore==2.9.0"

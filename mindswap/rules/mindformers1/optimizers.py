@@ -257,7 +257,7 @@ REFUSALS = (
         "came-relative",
         "optimizer.relative_step",
         lambda v: v(TYPE) == "Came" and bool(v("optimizer.relative_step")),
-        "MindFormers hands a learning rate to the optimizer, which relative_step forbids",
+        "MindFormers passes a learning rate to the optimizer, which relative_step forbids",
         "False",
         "{key}: False",
     ),

@@ -37,7 +37,7 @@ def layer_order(context: Context2x) -> Iterator[Finding]:
     for target in context.settings.targets:
         for before, spec in zip(target.specs, target.specs[1:], strict=False):
             if spec.first <= before.last:
-                problem = "is named twice" if spec.last >= before.first else "stands behind a larger one"
+                problem = "is named twice" if spec.last >= before.first else "follows a larger one"
                 message = f"{spec.path}: layer {spec.first} {problem} (before it: {before.text})"
                 fix = f"write {index_runs(context.settings.layers_of(target))}"
                 yield Finding(spec.location, message, "strictly ascending, each layer once", fix)

@@ -196,7 +196,7 @@ INTERLEAVED_LESS_MEMORY = PipelineSchedule(by_rounds(_interleaved_rounds, 1), _s
 
 def _refuse_pieces(shape: Shape) -> str:
     if shape.num_stages < shape.num_sequences:
-        return f"a sequence is cut into {shape.num_sequences} pieces, more than the {shape.num_stages} stages"
+        return f"a sequence is split into {shape.num_sequences} pieces, more than the {shape.num_stages} stages"
     if shape.num_micro_batches * shape.num_sequences < shape.num_stages:
         pieces = f"{shape.num_micro_batches} micro-batches x {shape.num_sequences} pieces of sequences"
         return f"{pieces} are fewer than {shape.num_stages} stages"

@@ -44,11 +44,10 @@ def test_help_ends_with_examples(plan):
         (("-o", "x.yaml", "--in-place"), "not allowed with argument"),
         (("-o", CONFIG), f"already exists: {CONFIG}"),
         (("--simple", "--objective", "memory"), "--simple: not with --objective memory"),
-        (("--plot", "x.png"), "--plot: is of the curve of --sweep"),
         (("--overwrite",), "--overwrite: no file is written without -o"),
         *(
             ((*option.split(), "no_folder/x"), "cannot write no_folder/x: there is no folder no_folder")
-            for option in ("-o", "--html", "--sweep --plot")
+            for option in ("-o", "--html", "--plot", "--sweep --plot")
         ),
         *(
             (("--sweep", *words), f"--sweep makes many plans: choose one with --memory for {' '.join(words[:length])}")
@@ -187,6 +186,19 @@ def test_a_picture_of_no_known_kind_loses_no_curve(plan, tmp_path, monkeypatch):
     assert code == 1
     assert "above lower bound" in out
     assert "Format 'xyz' is not supported" in error
+
+
+@pytest.mark.mindspore
+def test_a_picture_shows_the_file_and_the_plan(plan, tmp_path):
+    picture = tmp_path / "plan.png"
+    code, out, _ = plan(CONFIG, "--device", "cpu", "--simple", "--plot", picture)
+    content = picture.read_bytes()
+    assert code == 0 and content.startswith(b"\x89PNG")
+    rows = {line[:26].strip(): line[26:].split("  ")[0] for line in out.splitlines()}
+    words = content[: content.index(b"IDAT")].decode("utf-8", "replace")
+    for name in ("your file", "this plan"):
+        assert f"{name}: {rows[name].strip()}, peak " in words
+    assert words.count(", fits") + words.count("does not fit") == 2 and "Simulated" in words
 
 
 @pytest.mark.mindspore

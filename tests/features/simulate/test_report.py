@@ -61,7 +61,7 @@ def test_what_is_copied_for_nothing_is_said_below_the_layers():
     report = small_report()
     layers = (replace(report.layers[0], out_only_bytes=3 * MIB), *report.layers[1:])
     text = format_simulation(replace(report, layers=layers))
-    assert "\ncopied out and never read back, for nothing: 3.0 MiB, layer 0\n\ncompute waits for" in text
+    assert "\noffloaded but never prefetched: 3.0 MiB, layer 0\n\ncompute waits for" in text
 
 
 def test_a_peak_over_the_budget_is_said_loudly():

@@ -99,7 +99,7 @@ def _read_per_stage(node: DocumentNode, items: tuple[DocumentNode, ...], layout:
     counts = [[0] * len(row) for row in layout.sizes]
     for stage, (item, capacity) in enumerate(zip(items, capacities, strict=False)):
         if item.value < 0:
-            raise CountsError(item, f"{item.value} is negative, and MindFormers would never come to an end")
+            raise CountsError(item, f"{item.value} is negative, and MindFormers would loop forever")
         if not isinstance(item.value, bool) and item.value > capacity:
             warnings.append(f"{item.value} for stage {stage}, which has {format_count(capacity, 'layer')}")
         num_remaining = capacity if item.value is True else min(item.value, capacity)

@@ -158,7 +158,7 @@ def _apply(
         for path in paths:
             parent = next((cell for cell in wrapped if is_below(path, cell)), None)
             if closed or parent is not None:
-                drops.append(Drop(option, path, closed or f"stands below '{parent}', which has a wrapper already"))
+                drops.append(Drop(option, path, closed or f"stands below '{parent}', which is wrapped already"))
             else:
                 done.append(path)
         wrapped.extend(path for path in done if is_cell(path) and path not in wrapped)

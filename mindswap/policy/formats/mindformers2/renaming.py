@@ -173,7 +173,7 @@ def replace_sections(
     expected = {**{key: value for key, value in before.data().items() if key not in old}, **new}
     if find_errors(after.problems) or after.data() != expected:
         raise _refusal(
-            file, "the sections cannot be replaced: an anchor in them is used elsewhere, or a key stands twice"
+            file, "the sections cannot be replaced: an anchor in them is used elsewhere, or a key appears twice"
         )
     return result
 

@@ -162,7 +162,7 @@ def test_an_exclude_option_takes_the_name_out_in_every_layer():
         ("3", "3 is an integer"),
         ("null", "null is null"),
         ("[2, 1, 1]", "[2, 1, 1] has 3 counts for 2 stages"),
-        ("[-1, 1]", "-1 is negative, and MindFormers would never come to an end"),
+        ("[-1, 1]", "-1 is negative, and MindFormers would loop forever"),
         ("[1.0, 1]", "1.0 is a float, among lists"),
         ("[[1, 1], [1, 1]]", "[[1, 1], [1, 1]] has 2 lists for 1 chunk"),
         ("[[1, 1, 1]]", "3 counts for 2 stages"),
