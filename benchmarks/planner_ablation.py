@@ -59,6 +59,7 @@ CONSTANTS: dict[str, Any] = {
     "CLOSE_DISTANCE": 1,
     "MAX_PIECES": 1,
     "MIN_GAIN_PERMILLE": 1000,
+    "MAX_INFEASIBLE_EVALUATIONS": 0,
     "NUM_CHANGES": NEVER,
     "MAX_CHANGES": 0,
     "MAX_NODES": 2**31 - 1,

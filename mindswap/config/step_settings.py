@@ -21,7 +21,7 @@ DEFAULT_SEQ_LENGTHS = {"legacy": 2048, "newer": 4096}
 # Up to this number of micro-batches, MindSpore 2.9 inlines the lazy_inline cells of a pipeline. With more ("Set no
 # inline because cell reuse micro num is greater than" in its frontend), backward of a layer is a separate function: a
 # prefetch cannot start before it, and a larger `backward_prefetch` fails to compile. The limit is from dry runs: 64
-# compile, 65 do not (docs/internals/planner.md).
+# compile, 65 do not (docs/internals/planner_results.md).
 MAX_INLINED_MICRO_BATCHES = 64
 LAYERS_NOT_INLINED = (
     f"MindSpore 2.9 does not inline the layers of more than {MAX_INLINED_MICRO_BATCHES} micro-batches: "

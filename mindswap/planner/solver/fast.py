@@ -32,6 +32,8 @@ MAX_WORSE = 2
 FALLBACK_FRACTION = 0.7
 # Corrections of the bytes to free at each utilization.
 NUM_CORRECTIONS = 4
+# If nothing fits: limit of simulations for the attempt to come closer to the budget.
+MAX_INFEASIBLE_EVALUATIONS = 80
 # `backward_prefetch` of the swaps in assignments of least memory.
 CLOSE_DISTANCE = 8
 
@@ -90,13 +92,18 @@ class StageSearch(Search):
         # assignment without distances -> its score, and the assignment with distances
         self.scored: dict[bytes, tuple[Score, np.ndarray]] = {}
         infeasible_start = self._search_utilizations()
+        first = [infeasible_start] if infeasible_start is not None else []
         if not self.fits:
-            return
+            self.max_evaluations = min(limit, self.num_evaluations + MAX_INFEASIBLE_EVALUATIONS)
+            improve(self, self.forward_ns, first)
+            self.max_evaluations, first = limit, []
+            if not self.fits:
+                return
         best_per_utilization: dict[float, np.ndarray] = {}
         for _, link_utilization, assignment in sorted(self.scored_assignments, key=_score_of):
             best_per_utilization.setdefault(link_utilization, assignment)
         starts = list(best_per_utilization.values()) if self.is_small else []
-        improve(self, self.forward_ns, starts, [infeasible_start] if infeasible_start is not None else [])
+        improve(self, self.forward_ns, starts, first)
 
     def _search_utilizations(self) -> np.ndarray | None:
         """Search the first utilization, then lower and higher ones; return the best of the first if it did not fit."""
