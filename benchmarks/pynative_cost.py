@@ -93,6 +93,9 @@ class Nothing:
     def pass_boundary(self, kind, layer_index, tensors=()):
         """See `Observer`."""
 
+    def between_operators(self):
+        """See `Observer`."""
+
     def save(self, tensor, layer_index):
         """See `Observer`."""
         return tensor

@@ -63,7 +63,7 @@ class Executor:
         copies: engine that copies between device and host.
         poison: fill memory for prefetched tensors with NaN first, for tests.
         on_pass: receives the totals of each pass that followed the entire schedule.
-        on_event: called after each event that followed the schedule, and when a pass differs; None for no call.
+        on_event: called after each event that followed the schedule, and when a pass differs.
 
     Attributes:
         totals: of the last pass that followed the entire schedule.
@@ -76,7 +76,7 @@ class Executor:
     def __init__(
         self, trace: Trace, schedule: StepSchedule, copies: CopyEngine, poison: bool = False,
         on_pass: Callable[[Totals], None] = lambda totals: None,
-        on_event: Callable[["Executor"], None] | None = None,
+        on_event: Callable[["Executor"], None] = lambda executor: None,
     ):  # fmt: skip
         self.trace = trace
         self.on_event = on_event
@@ -127,7 +127,8 @@ class Executor:
             return
         self.give_up()
         self._start()
-        self._references = MemoryReferences()
+        if self._moved:  # a search lists all objects of the process
+            self._references = MemoryReferences()
         self.has_deviated = False
         if is_nested():
             self._deviate("gradients of gradients")
@@ -250,8 +251,7 @@ class Executor:
             self._run_action(action)
         self._ledger.end_event()
         self.num_events += 1
-        if self.on_event is not None:
-            self.on_event(self)
+        self.on_event(self)
         if self.num_events == len(self.schedule.events):
             self._finish()
 
@@ -286,8 +286,7 @@ class Executor:
         if self._has_saved:
             self.has_deviated = True
             self.num_deviations += 1
-            if self.on_event is not None:
-                self.on_event(self)
+            self.on_event(self)
             logger.warning("the step is not the one that was recorded (%s): it runs without swap", reason)
 
     def _restore(self, index: int) -> bool:

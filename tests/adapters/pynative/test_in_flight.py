@@ -39,5 +39,5 @@ def test_losses_gradients_and_weights_are_those_without_swap_in_any_order_of_the
         assert report["peak_device_bytes"] == report["predicted_peak_bytes"] < report["peak_without_swap_bytes"]
     # A pass of another shape goes on without swap, and so does the next one, which is recorded.
     other = answers["another shape"][1]
-    assert other["num_deviations"] == 2 and other["num_passes"] == other["num_as_predicted"] > 0
+    assert other["num_deviations"] == 1 and other["num_passes"] == other["num_as_predicted"] > 0
     assert other["left_bytes"] == 0
