@@ -194,10 +194,10 @@ def test_a_picture_shows_the_file_and_the_plan(plan, tmp_path):
     code, out, _ = plan(CONFIG, "--device", "cpu", "--simple", "--plot", picture)
     content = picture.read_bytes()
     assert code == 0 and content.startswith(b"\x89PNG")
-    rows = {line[:26].strip(): line[26:].split("  ")[0] for line in out.splitlines()}
+    rows = dict(re.findall(r"^(your file|this plan) +([\d.]+ m?s) ", out, re.MULTILINE))  # of the table
     words = content[: content.index(b"IDAT")].decode("utf-8", "replace")
     for name in ("your file", "this plan"):
-        assert f"{name}: {rows[name].strip()}, peak " in words
+        assert f"{name}: {rows[name]}, peak " in words
     assert words.count(", fits") + words.count("does not fit") == 2 and "Simulated" in words
 
 
