@@ -65,7 +65,7 @@ def with_cards(document: Document, num_cards: int | None) -> Document:
         return document
     data = document.data()
     samples = document.count("training", "local_batch_size") * num_micro_batches(document, num_cards)
-    training = {**data["training"], "global_batch_size": samples}
+    training = {**(data.get("training") or {}), "global_batch_size": samples}
     return document_from_data({**data, "training": training}, document.file, document)
 
 

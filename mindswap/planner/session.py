@@ -121,7 +121,10 @@ class PlanSession:
             return best
         # The plan of least memory is the same for every budget; another one that came closer may depend on the order.
         if catalog not in self._min_memory:
-            self._min_memory[catalog] = self._solve(catalog, 0)
+            least = self._solve(catalog, 0)
+            if self.progress.is_stopped:
+                return min(best, least, key=lambda candidate: candidate.rank(budget_bytes))
+            self._min_memory[catalog] = least
         least = self._min_memory[catalog]
         return least if least.is_on_host else min(best, least, key=lambda candidate: candidate.rank(budget_bytes))
 

@@ -41,7 +41,7 @@ def write_plan(text: str, document: Document, plan: Plan, num_layers: int, devic
     data = document.data()
     sections = plan_sections(plan.policy, document, num_layers)
     mindswap_section = {
-        **(sections.get("mindswap") or data.get("mindswap") or {}),
+        **(sections["mindswap"] if "mindswap" in sections else data.get("mindswap") or {}),
         "memory": _size_text(plan.budget_bytes),
     }
     for name, value in (sections | {"mindswap": mindswap_section}).items():

@@ -237,7 +237,10 @@ class StepModel:
             SimulationError: if it recomputes several layers at once, or tensors cross more than one layer.
         """
         if policy.output_recompute:
-            raise SimulationError("mindswap.output_recompute: layers that are recomputed together are no blocks")
+            raise SimulationError(
+                "mindswap.output_recompute: layers that are recomputed together have no block of their own; "
+                "fix: simulate() for the whole step, or a policy without output_recompute"
+            )
         acting = with_recompute_only(policy)
 
         def layers_of(is_swapping: bool) -> list[Block]:

@@ -195,6 +195,12 @@ def test_a_plan_that_keeps_everything_switches_swap_off(swap, recompute):
     assert recomputed == Policy(is_swap_enabled=False)
 
 
+def test_groups_of_layers_that_a_plan_does_not_use_are_taken_out():
+    text = "model: {model_config: {num_layers: 4}}\nmindswap: {output_recompute: [0, 2]}\n"
+    new = write_plan(text, parse_document(text.encode(), "a"), plan_of(Policy(is_swap_enabled=True)), 4, "card")
+    assert "output_recompute" not in new and parse_document(new.encode(), "a").value("mindswap", "memory")
+
+
 def test_a_plan_says_what_it_costs():
     """1.25 s where keeping everything takes 1 s; two stages."""
     plan = replace(

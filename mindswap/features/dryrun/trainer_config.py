@@ -90,8 +90,12 @@ def trainer_request(document: Document, num_layers: int | None = None, num_cards
     # A stage has at most one micro-batch for each stage in flight; the next one begins when a backward pass has ended.
     count = min(MAX_MICRO_BATCHES if num_stages == 1 else num_stages + 1, num_micro_batches(document, num_cards))
     batch_size = document.count("training", "local_batch_size")
-    config["training"] |= {"local_batch_size": batch_size, "global_batch_size": batch_size * count}
-    config["training"] |= {"deterministic": False}
+    config["training"] = {
+        **(config.get("training") or {}),
+        "local_batch_size": batch_size,
+        "global_batch_size": batch_size * count,
+        "deterministic": False,
+    }
     config["checkpoint"] = {"enable_save": False, "no_load_optim": True}
     config["train_dataset"] = {"dataloader": {"type": "HFDataLoader"}}  # the samples are made by the process itself
     config["parallelism"] = dict(ONE_PROCESS)

@@ -37,7 +37,8 @@ class Run:
         policy: the simulated policy, in layer indices.
         simulated: timeline and memory of the step.
         title: name for reports.
-        actual_peaks_bytes: derived: peak device memory of each stage with the fragments of a pool that maps no pages.
+        actual_peaks_bytes: derived: peak device memory of each stage with the fragments of a pool that maps no
+            pages, or the gaps between addresses that MindSpore plans (memory_optimize_level O1).
     """
 
     model: StepModel
@@ -66,7 +67,7 @@ class Run:
 
     @property
     def actual_peak_bytes(self) -> int:
-        """Peak device memory in bytes, with the fragments of a pool that maps no pages."""
+        """Peak device memory in bytes, with the fragments or gaps of `actual_peaks_bytes`."""
         return max(self.actual_peaks_bytes)
 
     @property

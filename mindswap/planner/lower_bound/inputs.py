@@ -173,8 +173,7 @@ def _collect_stage(
 
 def _closing_points(model: StepModel, stage: int, static_bytes: int) -> tuple[LivenessPoint, ...]:
     """Return the end of backward of a stage, when the optimizer needs the gradients: no policy changes that memory."""
-    closing_bytes = [layout.closing_bytes for layout in (model.layout, model.with_swap().layout)]
-    fixed_bytes = min((sizes[stage] for sizes in closing_bytes if sizes), default=0)
+    fixed_bytes = model.layout.closing_bytes[stage] if model.layout.closing_bytes else 0
     return (LivenessPoint(fixed_bytes + static_bytes, {}, is_past_forward=True),) if fixed_bytes else ()
 
 

@@ -13,6 +13,7 @@ from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun import graph_mode_text
+from mindswap.features.dryrun.trainer_config import trainer_request
 from mindswap.features.step_2x import load_step_2x, trace_key, with_cards
 from mindswap.graph.capture_cache import cached, open_data_cache
 from mindswap.pynative.trace import dump_trace, load_trace
@@ -64,6 +65,14 @@ def test_cards_of_the_training_determine_the_micro_batches(record):
     assert times[1] < times[0] / 3
     with pytest.raises(LaunchError, match="global_batch_size 64 is no multiple of 3"):
         with_cards(many, 3)
+
+
+def test_a_section_training_without_a_key_is_as_none():
+    """`training:` alone is null in YAML."""
+    data = {**document().data(), "training": None}
+    empty = with_cards(document_from_data(data, "small.yaml"), 1)
+    assert empty.value("training", "global_batch_size") == 1
+    assert "global_batch_size" in str(trainer_request(empty))
 
 
 @pytest.mark.parametrize(("means", "is_written"), [("swap", True), ("recompute", False)])

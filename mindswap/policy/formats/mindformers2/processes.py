@@ -1,6 +1,6 @@
 """Number of processes that a configuration of MindFormers 2.x can be trained with."""
 
-from mindswap.config.nodes import Document
+from mindswap.config.nodes import Document, is_int
 
 ONE_PROCESS = "MindFormers 2.1.0 applies swap and recompute with several processes only, and says nothing with one"
 
@@ -14,7 +14,7 @@ def find_max_processes(document: Document) -> int | None:
         document: a configuration of MindFormers 2.x.
     """
     total, local = (document.value("training", key) for key in ("global_batch_size", "local_batch_size"))
-    if not all(isinstance(size, int) and size > 0 for size in (total, local)):
+    if not is_int(total) or not is_int(local) or min(total, local) < 1:
         return None
     count = max(total // local, 1)
     for key in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
