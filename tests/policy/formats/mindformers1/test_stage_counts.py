@@ -40,7 +40,7 @@ def test_what_is_too_large_or_missing_is_said():
     ("text", "reason"),
     [
         ("3", "3 is an integer"),
-        ("[1, -1]", "never come to an end"),
+        ("[1, -1]", "loop forever"),
         ("[1, 1, 1]", "3 counts for 2 stages"),
         ("[[1, 1], [1, 1], [1, 1]]", "3 lists for 2 chunks"),
         ("[[1, 1], 2]", "2 is an integer, among lists"),
