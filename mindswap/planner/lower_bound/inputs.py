@@ -25,6 +25,7 @@ class StageLayers:
     in_flight: int = 1  # micro-batches whose activations are on the device
     num_begun: int = 0  # micro-batches whose backward has begun
     num_waiting: int = 0  # micro-batches whose forward of the layer has ended, and whose backward has not begun
+    is_sent: bool = False  # another pass reads the output: the next layer is on another stage, or of another chunk
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +149,11 @@ def _collect_stage(
     layer_map, chunks = model.captured.sample.layer_map, model.layout.chunks[stage]
     layers_of_segments = {
         segment - 1: StageLayers(
-            layer_map[segment - 1], in_flight[segment - 1], num_begun[segment - 1], num_waiting[segment - 1]
+            layer_map[segment - 1],
+            in_flight[segment - 1],
+            num_begun[segment - 1],
+            num_waiting[segment - 1],
+            is_sent=segment + 1 not in chunk,
         )
         for chunk in chunks
         for segment in chunk

@@ -174,6 +174,8 @@ def _add_stage(program: LinearProgram, bound_inputs: BoundInputs, position: int,
         for tensor, (size, is_kept, is_swapped, is_late) in enumerate(layer.tensors):
             out_ns, back_ns = transfers.copy_out_ns(size), transfers.copy_in_ns(size)
             is_saved_name, is_gathered = tensor in tensor_graph.boundary_inputs, tensor in tensor_graph.gathered
+            # The stage may hold the output for another chunk of its own; leaving it out only lowers the bound.
+            is_sent = layers.is_sent and tensor in tensor_graph.read_by_next
             num_here = num_boundary if is_saved_name else num_in_flight_copies
             sums.kept_bytes[is_kept] = sums.kept_bytes[is_late] = (num_gathered if is_gathered else num_here) * size
             sums.host_bytes[is_swapped] = num_here * size
@@ -183,7 +185,7 @@ def _add_stage(program: LinearProgram, bound_inputs: BoundInputs, position: int,
                 sums.back_ns[copied] = num_copied * back_ns
                 sums.both_ns[copied] = num_copied * (out_ns + back_ns) / rate
             for kept_bytes, point in zip(sums.kept_bytes_at, stage.liveness_points, strict=True):
-                if point.is_past_forward or not (is_gathered or is_saved_name):
+                if not is_sent and (point.is_past_forward or not (is_gathered or is_saved_name)):
                     kept_bytes[is_kept] = num_layers * point.waiting.get(layers, 0) * size
         sums.recompute_ns[layer.recompute_ns] = num_layers
         sums.avoided_ns |= {is_avoided: num_layers * copy_ns for is_avoided, copy_ns in layer.avoided_ns.items()}

@@ -5,17 +5,14 @@ from dataclasses import dataclass, field
 
 from mindswap.graph.analysis.saved_tensors import Label
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.ops import (
-    VIEW_OPS,
-    is_kernel,
-)
+from mindswap.graph.ops import VIEW_OPS, is_kernel
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.passes.swap_recompute import classify_nodes
 from mindswap.graph.storage import classify_saved
 from mindswap.planner.lower_bound.communication_gaps import CommunicationGap, find_gaps, find_overlapping_ops, is_early
 from mindswap.planner.lower_bound.recompute_times import recompute_times_ns
 from mindswap.planner.lower_bound.recomputed_cells import RecomputedCell, find_recomputed_cells
-from mindswap.planner.lower_bound.tensor_reads import find_holder_names, inputs_of, storages
+from mindswap.planner.lower_bound.tensor_reads import find_holder_names, inputs_of, labels_read_by_next, storages
 from mindswap.planner.lower_bound.weight_copies import find_required_recomputes, time_weight_copies
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.policy.resolve import Path
@@ -46,6 +43,8 @@ class TensorGraph:
     gathered: frozenset[int] = frozenset()
     # outputs of the previous layer that backward holds only for recomputed operators that read them
     boundary_inputs: frozenset[int] = frozenset()
+    # outputs that backward of the layer does not read: not held if the next layer is of another pass of the pipeline
+    read_by_next: frozenset[int] = frozenset()
     unswappable_tensors: frozenset[int] = frozenset()  # tensors held under no name: never swapped
     # members of tuples: a prefetched tuple is read by the gradient of its operator only (`graph.passes`), so recomputed
     # operators read members that are kept or recomputed
@@ -169,6 +168,7 @@ def _build_tensor_graph(
     saved_outputs: dict[int, set[int]] = {}
     for tensor in (saved.keys() & sole_holders.keys()) - outputs - gathered:
         saved_outputs.setdefault(producers[tensor], set()).add(tensor)
+    read_by_next = labels_read_by_next(model, layer_index)
     required = find_required_recomputes(model, layer_ops, weight_copies, saved_outputs)
     return TensorGraph(
         sizes_bytes=tuple(
@@ -191,6 +191,11 @@ def _build_tensor_graph(
         ),
         gathered=frozenset(gathered),
         boundary_inputs=boundary_inputs,
+        read_by_next=frozenset(
+            tensor
+            for tensor in saved.keys() & outputs
+            if tensor not in boundary_inputs and model.names(layer_ops[producers[tensor]]) in read_by_next
+        ),
         unswappable_tensors=frozenset(range(len(tensors))) - named,
         tuple_members=frozenset(tensor for tensor, node in sole_holders.items() if len(node.outputs) > 1),
         recomputed_cells=tuple(

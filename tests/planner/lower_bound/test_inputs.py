@@ -63,7 +63,11 @@ def test_the_facts_of_two_stages():
     """
     model = small_model(6, num_stages=2, num_micro_batches=4)
     first, second = collect_bound_inputs(model, model.simulate(Policy())).stages
-    assert first.layers == {StageLayers(0, 2, 0, 2): 1, StageLayers(1, 2, 0, 2): 1, StageLayers(2, 2, 1, 1): 1}
+    assert first.layers == {
+        StageLayers(0, 2, 0, 2): 1,
+        StageLayers(1, 2, 0, 2): 1,
+        StageLayers(2, 2, 1, 1, is_sent=True): 1,
+    }
     assert second.layers == {StageLayers(3, 1, 0, 1): 1, StageLayers(4, 1, 0, 1): 1, StageLayers(5, 1, 1): 1}
     assert (first.backward_ns, second.backward_ns) == (36_000, 36_000 + 1000)
     assert (first.work_ns, second.work_ns) == (2000 + 27_000 + 36_000, 27_000 + 2000 + 37_000)
