@@ -1,5 +1,6 @@
 """Build a plan from a policy and its evaluation."""
 
+from dataclasses import replace
 from typing import Any
 
 from mindswap.planner.evaluate import Evaluation
@@ -51,8 +52,20 @@ def plan_of(
         else evaluation.peak_bytes,
         least_budget_bytes=least_bytes,
         host_budget_bytes=problem.host_bytes,
-        holders=_memory_by_operator(evaluation),
+        holders=memory_by_operator(evaluation),
         **search,
+    )
+
+
+def with_policy(plan: Plan, policy: Policy, evaluation: Evaluation) -> Plan:
+    """Return a plan with another policy and all that its evaluation says; bounds and comparisons stay."""
+    return replace(
+        plan,
+        policy=policy,
+        step_time_ns=evaluation.step_time_ns,
+        stage_peak_bytes=evaluation.stage_peak_bytes,
+        host_bytes=evaluation.host_bytes,
+        holders=memory_by_operator(evaluation),
     )
 
 
@@ -71,7 +84,7 @@ def _require_bound(evaluation: Evaluation, bound_ns: int | None, least_bytes: in
         raise BoundError(f"the bound says that every policy needs {least_bytes} bytes, but one needs {peak_bytes}")
 
 
-def _memory_by_operator(evaluation: Evaluation) -> tuple[tuple[str, int], ...]:
+def memory_by_operator(evaluation: Evaluation) -> tuple[tuple[str, int], ...]:
     """Return the memory of the stage with the highest peak, at that peak, by operator; static memory is one entry."""
     stage = max(range(len(evaluation.stage_peak_bytes)), key=lambda s: evaluation.stage_peak_bytes[s])
     timeline = evaluation.step.timeline

@@ -96,10 +96,14 @@ class Plan:
     host_bytes: int  # host memory of a node
     budget_bytes: int  # device memory budget
     unconstrained_ns: int  # step time if everything is kept, whether that fits or not
-    lower_bound_ns: int | None  # no policy within the budget is faster (proven); None if no policy fits
+    # no policy within the budget that keeps the outputs of layers is faster (proven); None if none fits, or if the plan
+    # itself keeps fewer
+    lower_bound_ns: int | None
     # smallest budget for which a policy is known; at most `budget_bytes` if the plan fits
     smallest_budget_bytes: int
-    least_budget_bytes: int  # lower bound of the device memory of all policies
+    # lower bound of the device memory of all policies; that of policies that keep the outputs of layers, if no compared
+    # one needs less
+    least_budget_bytes: int
     host_budget_bytes: int  # host memory budget of a node
     # memory by operator at the peak of the stage with the highest one: (name, bytes), largest first
     holders: tuple[tuple[str, int], ...]

@@ -170,14 +170,18 @@ class StepModel:
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
         return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
 
-    def actual_peaks_bytes(self, simulated: SimulatedStep) -> tuple[int, ...]:
+    def actual_peaks_bytes(self, simulated: SimulatedStep, *, is_level_kept: bool = True) -> tuple[int, ...]:
         """Return the peak of each stage with the fragments of the pool, in bytes; without, if the device maps pages.
 
         The allocations of the simulated step are replayed in MindSpore's memory pool. Addresses that MindSpore plans
         before the step leave gaps on every device.
+
+        Args:
+            simulated: the step.
+            is_level_kept: whether the file has the same `memory_optimize_level` with its policy; else it has O0.
         """
         # A step with copies runs at `memory_optimize_level: O0`: SOMAS supports no host memory.
-        if self.settings.plans_memory and not len(simulated.timeline.program.copies):
+        if is_level_kept and self.settings.plans_memory and not len(simulated.timeline.program.copies):
             return tuple(
                 max(activation_bytes, planned_activation_bytes(simulated.timeline, stage)) + static.total_bytes
                 for stage, (activation_bytes, static) in enumerate(

@@ -171,7 +171,7 @@ class TracedStepModel(StepModel):
         """Return whether a layer has a cell at a dotted path; "" is the layer itself."""
         return not path or path in self._cells[self.captured.trees[layer]]
 
-    def actual_peaks_bytes(self, simulated: SimulatedStep) -> tuple[int, ...]:
+    def actual_peaks_bytes(self, simulated: SimulatedStep, *, is_level_kept: bool = True) -> tuple[int, ...]:
         """Return the peak; fragments of the pool are not simulated."""
         return simulated.peaks_bytes
 

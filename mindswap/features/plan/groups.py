@@ -1,11 +1,14 @@
 """Full recompute of groups of layers (Megatron's uniform N) where it fits and the plan does not, or is slower."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from mindswap.config.pipeline_layout import LayoutError
+from mindswap.errors import SimulationError
 from mindswap.features.plan.pynative import is_model_2x
 from mindswap.features.simulate import LoadedStep
+from mindswap.planner.build_plan import with_policy
 from mindswap.planner.evaluate import Evaluation, evaluate
 from mindswap.planner.problem import Compared, Objective, Plan, PlanProblem
 from mindswap.policy.coverage import FULL_RECOMPUTE
@@ -16,32 +19,62 @@ from mindswap.policy.model import ALL_LAYERS, Layers, Policy
 SIZES = (2, 3, 4, 6, 8)
 
 
-def with_groups(step: LoadedStep, problem: PlanProblem, plan: Plan) -> Plan:
+def with_groups(step: LoadedStep, problem: PlanProblem, plan: Plan, budget_bytes: int | None = None) -> Plan:
     """Return the plan, or full recompute of groups of layers if that fits and the plan does not or takes longer.
 
     A layer that does not keep its output is recomputed up to that output, so groups take longer than full recompute:
     they are simulated only where the plan does not fit or takes longer than that. Each one becomes a row of the table.
+    If nothing fits, the plan is the policy that needs the least memory.
 
     Args:
         step: the planned step.
         problem: problem of the plan.
         plan: the plan of the search.
+        budget_bytes: memory that groups may take with the fragments of their own replay in the pool, on a device whose
+            pool leaves some; None for no replay.
     """
     full = next((row for row in plan.compared if row.baseline == FULL_RECOMPUTE), None)
     is_faster = plan.fits and full is not None and plan.step_time_ns <= full.step_time_ns
     if full is None or is_faster or plan.is_interrupted or not _is_possible(step, problem):
         return plan
-    candidates = [(size, policy, evaluate(problem, policy)) for size, policy in _group_policies(step, problem)]
+    candidates = list(_evaluated(step, problem, budget_bytes))
     rows = tuple(
         Compared(f"full recompute, groups of {size}", entry.step_time_ns, entry.peak_bytes, entry.fits)
         for size, _, entry in candidates
     )
     plan = replace(plan, compared=(*plan.compared, *rows), num_evaluations=plan.num_evaluations + len(candidates))
-    fitting = [(policy, entry) for _, policy, entry in candidates if entry.fits]
-    if not fitting:
+    plan = replace(plan, least_budget_bytes=_least_budget_bytes(plan))
+    fitting = [candidate for candidate in candidates if candidate[2].fits]
+    if fitting:
+        _, policy, entry = min(fitting, key=lambda candidate: candidate[2].step_time_ns)
+        return _planned(plan, policy, entry) if not plan.fits or entry.step_time_ns < plan.step_time_ns else plan
+    if plan.fits or not candidates:
         return plan
-    policy, fastest = min(fitting, key=lambda candidate: candidate[1].step_time_ns)
-    return _planned(plan, policy, fastest) if not plan.fits or fastest.step_time_ns < plan.step_time_ns else plan
+    _, policy, entry = min(candidates, key=lambda candidate: candidate[2].peak_bytes)
+    return _planned(plan, policy, entry) if entry.peak_bytes < plan.smallest_budget_bytes else plan
+
+
+def _evaluated(
+    step: LoadedStep, problem: PlanProblem, budget_bytes: int | None
+) -> Iterator[tuple[int, Policy, Evaluation]]:
+    """Yield size, policy and evaluation of groups, without those that cannot be simulated."""
+    for size, policy in _group_policies(step, problem):
+        with suppress(SimulationError):
+            entry = evaluate(problem, policy)
+            if entry.fits and budget_bytes is not None:
+                # Groups are written with `swap: True`, so their file has `memory_optimize_level: O0`.
+                peaks = step.model.actual_peaks_bytes(step.model.simulate(policy), is_level_kept=False)
+                entry = replace(entry, fits=max(peaks) <= budget_bytes)
+            yield size, policy, entry
+
+
+def _least_budget_bytes(plan: Plan) -> int:
+    """Return a lower bound of the device memory of all policies.
+
+    That of the planner is one of policies that keep the outputs of layers. Where groups need less, static memory is.
+    """
+    is_refuted = any(row.peak_bytes < plan.least_budget_bytes for row in plan.compared)
+    return max(plan.stage_static_bytes) if is_refuted else plan.least_budget_bytes
 
 
 def _is_possible(step: LoadedStep, problem: PlanProblem) -> bool:
@@ -68,15 +101,11 @@ def _group_policies(step: LoadedStep, problem: PlanProblem) -> Iterator[tuple[in
 
 def _planned(plan: Plan, policy: Policy, evaluation: Evaluation) -> Plan:
     """Return the plan with this policy. The bounds are those of layers that keep their outputs, so it has none."""
+    peak_bytes = evaluation.peak_bytes
     return replace(
-        plan,
-        fits=True,
-        policy=policy,
-        step_time_ns=evaluation.step_time_ns,
-        stage_peak_bytes=evaluation.stage_peak_bytes,
-        host_bytes=evaluation.host_bytes,
-        lower_bound_ns=None,
-        smallest_budget_bytes=min(plan.budget_bytes, evaluation.peak_bytes),
-        least_budget_bytes=min(plan.least_budget_bytes, evaluation.peak_bytes),
+        with_policy(plan, policy, evaluation),
+        fits=evaluation.fits,
+        lower_bound_ns=None if evaluation.fits else plan.lower_bound_ns,
+        smallest_budget_bytes=min(plan.budget_bytes, peak_bytes) if evaluation.fits else peak_bytes,
         is_coupled=False,
     )

@@ -90,7 +90,7 @@ def _search_lines(plan: Plan, is_verbose: bool) -> Iterator[str]:
 def _nothing_fits_lines(plan: Plan, budget_source: str) -> list[str]:
     needed, host = format_bytes(plan.smallest_budget_bytes), format_bytes(plan.host_bytes)
     lines = [f"nothing fits; the smallest plan found needs {needed} per card, and {host} of host memory per node"]
-    if plan.lower_bound_ns is None:
+    if plan.lower_bound_ns is None and plan.least_budget_bytes > plan.budget_bytes:
         lines.append(f"no policy can fit: every one needs {format_bytes(plan.least_budget_bytes)} or more per card")
     lines.append("    memory of the card at the peak:")
     lines += [f"    {format_bytes(size):>10}  {name}" for name, size in plan.holders[:NUM_HOLDERS]]

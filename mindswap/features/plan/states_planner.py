@@ -104,7 +104,10 @@ class StatesPlanner:
         second_planner = self._planner(not is_first)
         bound_ns = second_planner.bound_ns(memory) if first.fits else 0
         if bound_ns is None or bound_ns >= first.step_time_ns:
-            what = "no policy fits" if bound_ns is None else f"no plan is faster than {format_time(bound_ns)}"
+            # The bound is that of policies that keep the outputs of layers: groups of layers are not bounded.
+            what = "no policy that keeps outputs of layers fits"
+            if bound_ns is not None:
+                what = f"no policy that keeps outputs of layers is faster than {format_time(bound_ns)}"
             return self._with_states(first, is_first, f"{what} with states {PLACES[not is_first]} (lower bound)")
         second = second_planner.plan(memory, objective, progress, simple=simple)
         best, other = sorted((first, second), key=_rank)
@@ -152,12 +155,13 @@ class StatesPlanner:
         """Return a plan of the file's placement with bounds that hold for both, without a search of the other one.
 
         With the states elsewhere no step is faster than one that keeps all activations, and none needs less memory
-        than without the states.
+        than without the states. A plan that fits without a bound (of groups of layers) gets none.
         """
         size_bytes = 0 if self._is_in_file else states_on_host(self.step.model)[0]
         bounds_ns = (plan.plan.lower_bound_ns, self._fastest_elsewhere_ns(plan))
         least_bytes = max(0, plan.plan.least_budget_bytes - size_bytes)
-        lower_bound_ns = min(bound_ns for bound_ns in bounds_ns if bound_ns is not None)
+        has_bound = not _is_unbounded(plan.plan)
+        lower_bound_ns = min(bound_ns for bound_ns in bounds_ns if bound_ns is not None) if has_bound else None
         return replace(plan, plan=replace(plan.plan, lower_bound_ns=lower_bound_ns, least_budget_bytes=least_bytes))
 
     def _with_states(self, plan: StepPlan, is_on_host: bool, reason: str) -> StepPlan:
@@ -192,17 +196,23 @@ def _rank(plan: StepPlan) -> tuple[bool, int]:
     return not plan.fits, plan.step_time_ns if plan.fits else plan.plan.smallest_budget_bytes
 
 
+def _is_unbounded(plan: Plan) -> bool:
+    """Return whether nothing bounds the step time of a plan; without a bound a plan that does not fit is proven."""
+    return plan.fits and plan.lower_bound_ns is None
+
+
 def _merge(best: Plan, other: Plan, in_file: Plan, other_place: str) -> Plan:
     """Return the better plan, compared with the policies of the file's placement and with the other plan.
 
-    The bounds hold for both placements.
+    The bounds hold for both placements; there is none if one of the plans fits without.
     """
+    is_unbounded = _is_unbounded(best) or _is_unbounded(other)
     bounds = [bound_ns for bound_ns in (best.lower_bound_ns, other.lower_bound_ns) if bound_ns is not None]
     row = Compared(f"plan, states {other_place}", other.step_time_ns, other.peak_bytes, other.fits)
     return replace(
         best,
         unconstrained_ns=in_file.unconstrained_ns,
-        lower_bound_ns=min(bounds, default=None),
+        lower_bound_ns=None if is_unbounded else min(bounds, default=None),
         least_budget_bytes=min(best.least_budget_bytes, other.least_budget_bytes),
         smallest_budget_bytes=min(best.smallest_budget_bytes, other.smallest_budget_bytes),
         compared=(*in_file.compared, row),

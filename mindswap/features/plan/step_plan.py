@@ -13,6 +13,7 @@ from mindswap.features.plan.states import OptimizerStates
 from mindswap.features.plan.written import planned_text
 from mindswap.features.simulate import LoadedStep, Run
 from mindswap.files import file_name, write_new
+from mindswap.planner.build_plan import with_policy
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.problem import Plan, PlanProblem
 from mindswap.planner.recompute_counts import counted_sections
@@ -120,14 +121,7 @@ class StepPlan:
         evaluation = evaluate(self.problem, policy)
         if not evaluation.fits:
             return None
-        changed = replace(
-            self.plan,
-            policy=policy,
-            step_time_ns=evaluation.step_time_ns,
-            stage_peak_bytes=evaluation.stage_peak_bytes,
-            host_bytes=evaluation.host_bytes,
-        )
-        return replace(self, plan=changed)
+        return replace(self, plan=with_policy(self.plan, policy, evaluation))
 
     def run(self) -> Run:
         """Simulate the step under the plan."""

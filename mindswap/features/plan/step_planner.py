@@ -13,6 +13,7 @@ from mindswap.features.plan.tidy import without_warnings
 from mindswap.features.plan.within_pool import plan_within_pool
 from mindswap.features.plan.written import compact
 from mindswap.features.simulate import LoadedStep
+from mindswap.planner.build_plan import with_policy
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_plan import plan_layers
 from mindswap.planner.pins import Pin, pinned_policy
@@ -88,7 +89,8 @@ class StepPlanner:
             source = f"{source}; {fragments}" if source else fragments
         if not is_model_2x(step.model):
             plan = compact(step, without_warnings(step, problem, plan))
-            plan = with_groups(step, problem, self._in_first_layers(problem, plan, search))
+            pool_bytes = budget_bytes if step.device.leaves_fragments else None
+            plan = with_groups(step, problem, self._in_first_layers(problem, plan, search), pool_bytes)
         plan = replace(
             plan,
             compared=(*evaluate_file_policy(problem, self.file_step), *plan.compared),
@@ -118,13 +120,7 @@ class StepPlanner:
             if first is None or evaluation is None or evaluation.step_time_ns > limit_ns:
                 break
             if evaluation.fits:
-                return replace(
-                    plan,
-                    policy=first,
-                    step_time_ns=evaluation.step_time_ns,
-                    stage_peak_bytes=evaluation.stage_peak_bytes,
-                    host_bytes=evaluation.host_bytes,
-                )
+                return with_policy(plan, first, evaluation)
             excess_bytes = evaluation.peak_bytes - problem.budget_bytes
             budget_bytes = (budget_bytes or problem.budget_bytes) - excess_bytes
             tried = compact(step, search(replace(problem, budget_bytes=budget_bytes)))

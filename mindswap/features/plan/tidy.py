@@ -7,6 +7,7 @@ from typing import Any
 from mindswap.config.problem import Level
 from mindswap.config.render import document_from_data
 from mindswap.features.simulate import LoadedStep
+from mindswap.planner.build_plan import with_policy
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.problem import Plan, PlanProblem
 from mindswap.planner.write import plan_sections
@@ -44,13 +45,7 @@ def without_warnings(step: LoadedStep, problem: PlanProblem, plan: Plan) -> Plan
             evaluation = evaluate(problem, policy)
             if evaluation.fits and evaluation.step_time_ns <= plan.step_time_ns:
                 number = fewer
-                plan = replace(
-                    plan,
-                    policy=policy,
-                    step_time_ns=evaluation.step_time_ns,
-                    stage_peak_bytes=evaluation.stage_peak_bytes,
-                    host_bytes=evaluation.host_bytes,
-                )
+                plan = with_policy(plan, policy, evaluation)
                 break
         else:
             break

@@ -7,7 +7,11 @@ import pytest
 
 from mindswap.config.parse import parse_document
 from mindswap.config.pipeline_layout import Pipeline
-from mindswap.features.plan.groups import with_groups
+from mindswap.features.plan import groups
+from mindswap.features.plan.groups import SIZES, with_groups
+from mindswap.features.plan.report import format_plan
+from mindswap.features.plan.states_planner import StatesPlanner, _merge
+from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.simulate import LoadedStep
 from mindswap.planner.explain import explain_plan
 from mindswap.planner.planning import Planner
@@ -36,6 +40,7 @@ def test_groups_are_the_plan_where_nothing_else_fits():
     grouped = with_groups(step_of(), problem, plan)
     assert grouped.fits and grouped.peak_bytes <= problem.budget_bytes
     assert grouped.lower_bound_ns is None and grouped.least_budget_bytes <= grouped.peak_bytes
+    assert sum(size for _, size in grouped.holders) == grouped.peak_bytes
     # Groups begin anew on each stage.
     assert grouped.policy.layer_recompute == ALL_LAYERS
     assert not {7, 15} & set(grouped.policy.output_recompute.resolve(16))
@@ -43,6 +48,49 @@ def test_groups_are_the_plan_where_nothing_else_fits():
     assert list(rows) == [f"full recompute, groups of {size}" for size in (2, 3, 4, 6, 8)]
     assert grouped.step_time_ns == min(row.step_time_ns for row in rows.values() if row.fits)
     assert explain_plan(MODEL, grouped)[0].startswith("Every layer is recomputed, and only layers ")
+
+
+def test_the_smallest_groups_are_named_where_nothing_fits():
+    problem, plan = planned(20 * 1024)
+    grouped = with_groups(step_of(), problem, plan)
+    assert not grouped.fits and plan.smallest_budget_bytes == plan.least_budget_bytes == FULL_BYTES
+    assert grouped.smallest_budget_bytes == grouped.peak_bytes == min(row.peak_bytes for row in grouped.compared)
+    assert grouped.least_budget_bytes <= grouped.peak_bytes < FULL_BYTES
+    assert sum(size for _, size in grouped.holders) == grouped.peak_bytes
+    assert "no policy can fit" in format_plan(plan, "card", 1.0)
+    assert "no policy can fit" not in format_plan(grouped, "card", 1.0)
+
+
+def test_groups_that_cannot_be_simulated_are_left_out(monkeypatch):
+    problem, plan = planned(FULL_BYTES - 1)
+    sizes = SIZES[1:]
+    refused = Policy(True, layer_recompute=ALL_LAYERS, output_recompute=Layers((15,)))  # read after the layers
+    real = groups._group_policies
+    monkeypatch.setattr(
+        groups, "_group_policies", lambda *step: ((s, p if s in sizes else refused) for s, p in real(*step))
+    )
+    names = [row.name for row in with_groups(step_of(), problem, plan).compared if "groups of" in row.name]
+    assert names == [f"full recompute, groups of {size}" for size in sizes]
+
+
+def test_a_plan_of_groups_stays_without_a_bound(tmp_path):
+    problem, plan = planned(FULL_BYTES - 1)
+    grouped = with_groups(step_of(), problem, plan)
+    assert _merge(grouped, plan, plan, "on the host").lower_bound_ns is None
+    bounded = replace(grouped, lower_bound_ns=1)
+    assert _merge(bounded, grouped, plan, "on the host").lower_bound_ns is None
+    assert _merge(bounded, plan, plan, "on the host").lower_bound_ns == 1
+    path = tmp_path / "x.yaml"
+    path.write_text("optimizer: {type: AdamW}")
+    step = replace(step_of(), path=path)
+    kept = StatesPlanner(step)._bounded_for_both(StepPlan(step, problem, grouped))
+    assert kept.plan.lower_bound_ns is None
+
+
+def test_groups_are_replayed_in_the_pool():
+    problem, plan = planned(FULL_BYTES - 1)
+    refused = with_groups(step_of(), problem, plan, budget_bytes=1)
+    assert not refused.fits and with_groups(step_of(), problem, plan, budget_bytes=2**40).fits
 
 
 def test_groups_are_not_tried_where_the_plan_is_faster_than_full_recompute():
