@@ -71,7 +71,8 @@ class PlanSession:
             and (not best.fits(problem.budget_bytes) or evaluation.step_time_ns < limit_ns)
             and planner.is_eligible(problem.allow, policies[name])
         ]
-        policy = min((best, *replayed), key=lambda candidate: candidate.rank(problem.budget_bytes)).policy
+        # Of candidates that are equally fast, the first: the one that was searched swaps and recomputes no more than needed.
+        policy = min((best, *replayed), key=lambda candidate: candidate.rank(problem.budget_bytes)[:2]).policy
         return plan_of(
             problem,
             planner.bound_inputs,
