@@ -71,7 +71,7 @@ class PlanSession:
             and (not best.fits(problem.budget_bytes) or evaluation.step_time_ns < limit_ns)
             and planner.is_eligible(problem.allow, policies[name])
         ]
-        # Of candidates that are equally fast, the first: the one that was searched swaps and recomputes no more than needed.
+        # Of equally fast candidates the first: what was searched swaps and recomputes no more than needed.
         policy = min((best, *replayed), key=lambda candidate: candidate.rank(problem.budget_bytes)[:2]).policy
         return plan_of(
             problem,

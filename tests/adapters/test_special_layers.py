@@ -107,7 +107,7 @@ def test_pieces_of_a_sequence(tmp_path, data_parallel):
 def test_what_adds_to_the_keys_of_other_pieces_cannot_run_again(tmp_path):
     result = run(tmp_path, **PIECES, **{"recompute_config.select_recompute": {r"attention\.add_k": [1]}})
     assert result.returncode == 1
-    assert "attention.add_k cannot run again" in json.loads(result.stdout)["error"]
+    assert "attention.add_k cannot be recomputed" in json.loads(result.stdout)["error"]
 
 
 def test_ring_attention(tmp_path):

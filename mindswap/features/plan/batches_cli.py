@@ -62,11 +62,12 @@ def reject_conflicting_options(args: argparse.Namespace) -> None:
     Raises:
         PlanError: naming the option.
     """
-    if args.strategy is None:
-        if has_batch_options(args) or is_trace_path(args.config) or not is_2x(load_document(args.config)):
-            refuse_given(args, "--cards", "{}: the strategy stays", "--strategy auto, or leave it out")
-    else:
+    if args.strategy is not None:
         refuse_given(args, "--any-global-batch", "{}: not with --strategy", "leave it out")
+    elif args.cards is not None and (
+        has_batch_options(args) or is_trace_path(args.config) or not is_2x(load_document(args.config))
+    ):
+        refuse_given(args, "--cards", "{}: the strategy stays", "--strategy auto, or leave it out")
     if not has_batch_options(args):
         refuse_given(args, "--any-global-batch", "{}: there is one batch", "--batch-size auto, or leave it out")
         refuse_given(args, "--jobs --ray", "{}: there is one plan", "--strategy auto, or leave it out")

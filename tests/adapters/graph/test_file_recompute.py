@@ -24,7 +24,7 @@ from mindswap.features.inspect.report import memory_to_json
 from mindswap.features import inspect, verify
 from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
 with quiet():
-    from mindswap.adapters.graph import mindformers
+    from mindswap.adapters.graph import layer_choice, mindformers
 path = sys.argv[1]
 document = load_document(path)
 asked = expand_stage_recompute(document, 6).policy
@@ -41,11 +41,11 @@ def answer():
     return [sample.indices, sample.layer_map, report, recompute_effect_to_json(effects, True, ())]
 
 sampled = answer()
-choose_representative_layers = mindformers.choose_representative_layers
-mindformers.choose_representative_layers = lambda kinds, with_peak: LayerSample(tuple(range(6)), tuple(range(6)))
+choose_representative_layers = layer_choice.choose_representative_layers
+layer_choice.choose_representative_layers = lambda kinds, with_peak: LayerSample(tuple(range(6)), tuple(range(6)))
 stages = []
 whole = answer()
-mindformers.capture, mindformers.choose_representative_layers = compile_network, choose_representative_layers
+mindformers.capture, layer_choice.choose_representative_layers = compile_network, choose_representative_layers
 for rank in (0, 2):
     with quiet():
         placement = place_rank(document, rank, 6)

@@ -105,13 +105,13 @@ from mindswap.config.source import load_document
 from mindswap.policy.model import Policy
 from mindswap.features.inspect.report import memory_to_json
 with quiet():
-    from mindswap.adapters.graph import mindformers
+    from mindswap.adapters.graph import layer_choice, mindformers
 policy, plain = load_policy({str(config)!r}), Policy(is_swap_enabled=True)
 with quiet():
     built = mindformers.build_layers({str(config)!r})
     sizes = [len(mindformers.choose_layers(each, built).indices) for each in (policy, plain)]
 sampled = memory_to_json(inspect.inspect_config(load_document({str(config)!r}), policy, use_cache=False))
-mindformers.choose_representative_layers = lambda *_: LayerSample(tuple(range(5)), tuple(range(5)))
+layer_choice.choose_representative_layers = lambda *_: LayerSample(tuple(range(5)), tuple(range(5)))
 whole = memory_to_json(inspect.inspect_config(load_document({str(config)!r}), policy, use_cache=False))
 print(json.dumps([sizes, sampled, whole]))
 """
