@@ -28,6 +28,8 @@ PATTERN = "pattern"  # context of texts that the sources put together from parts
 LABEL = "label"  # context of words before a colon at the start of a line, such as `fix`
 # Longer lines are data of the user, not messages.
 MAX_LINE = 2000
+# Texts whose translation is kept; a line has a few hundred parts at most.
+MAX_MATCHES = 4096
 # A template with fewer letters, such as `layer {0}`, only matches if its parts are numbers, names, or in the catalogue.
 # One that begins with a placeholder, such as `{0} layers of {1}`, needs more: it matches the end of any longer text.
 MIN_LETTERS, MIN_LETTERS_AFTER_PLACEHOLDER = 7, 14
@@ -84,6 +86,8 @@ class Catalogue:
         # Something is appended to a text that ends with a colon.
         templates += [_template(f"{a} {{0}}", f"{b}{{0}}") for a, b in self.exact.items() if a.endswith(":")]
         self.templates = sorted(templates, key=lambda template: -template.num_letters)
+        # Parts of a line are matched by many templates: without it the time grows exponentially with the clauses.
+        self._match = functools.lru_cache(MAX_MATCHES)(self._match_anew)
 
     def translate_line(self, line: str) -> str:
         """Return a line in Chinese; parts that are not in the catalogue stay as they are.
@@ -131,7 +135,7 @@ class Catalogue:
             translated = self._translate_parts(text)
         return translated if translated == text else _join_chinese(translated)
 
-    def _match(self, text: str) -> str | None:
+    def _match_anew(self, text: str) -> str | None:
         """Return the translation of a text that is an entry, or matches a template; None without one."""
         if text in self.exact:
             return self.exact[text]

@@ -197,6 +197,13 @@ def test_what_is_no_text_of_mindswap_stays(chinese, text):
     assert chinese.translate_line(text) == text
 
 
+def test_a_line_of_many_clauses_is_matched_a_few_times_for_each(chinese):
+    """Each part of the line once: 20 clauses have 210 parts of one clause or more, and some more at commas."""
+    chinese._match.cache_clear()
+    chinese.translate_line("; ".join(f"op {index}: 3 of 4 layers, no copies and {index} GiB" for index in range(20)))
+    assert 20 < chinese._match.cache_info().misses < 2000
+
+
 def test_chinese_is_not_translated_again(chinese):
     once = chinese.translate_line("context.jit_level: 'O2', but swap needs O0 or O1")
     assert "换出需要" in once and chinese.translate_line(once) == once

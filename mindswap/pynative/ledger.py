@@ -184,13 +184,13 @@ class SwapReport:
         )
 
     def with_joint_peak(self, peak: JointPeak) -> "SwapReport":
-        """Return the report with the peaks of passes in flight at the same time, in place of those of one pass."""
+        """Return the report with the peaks of passes in flight, where they are above those of one pass."""
         return replace(
             self,
-            peak_device_bytes=peak.device_bytes,
-            predicted_peak_bytes=peak.predicted_bytes,
-            peak_without_swap_bytes=peak.without_swap_bytes,
-            num_in_flight=peak.num_in_flight,
+            peak_device_bytes=max(self.peak_device_bytes, peak.device_bytes),
+            predicted_peak_bytes=max(self.predicted_peak_bytes, peak.predicted_bytes),
+            peak_without_swap_bytes=max(self.peak_without_swap_bytes, peak.without_swap_bytes),
+            num_in_flight=max(self.num_in_flight, peak.num_in_flight),
         )
 
     def to_json(self) -> dict[str, Any]:

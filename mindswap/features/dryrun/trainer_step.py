@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StepCopies:
-    """StepCopies between device and host memory in a step."""
+    """Copies between device and host memory in a step."""
 
     out_bytes: int
     back_bytes: int

@@ -50,9 +50,14 @@ def verify_2x(document: Document, brief: bool = False, num_cards: int | None = N
 
     Raises:
         PolicyError: the configuration has errors, or this Python has no MindFormers 2.x.
-        LaunchError: the dry run is not possible or failed.
+        LaunchError: the file has several pipeline stages, or the dry run is not possible or failed.
     """
     require_valid_2x(document)
+    if document.count("parallelism", "pipeline_parallel") > 1:
+        raise LaunchError(
+            f"{document.location_of('parallelism')}: pipeline_parallel: verify compares files of one stage\n"
+            "    fix:     mindswap dryrun for the memory of each stage, or verify a copy with pipeline_parallel: 1"
+        )
     settings = read_pynative(document, None)
     effect = compute_effect(settings, load_model(document, find_num_layers_2x(document), find_mtp_layers(document)))
     options = (*(SWAPS if settings.is_swap_enabled else ()), *RECOMPUTES)

@@ -1,12 +1,14 @@
 """Entries of files of MindFormers 2.x against what the wrappers of a dry run did; sizes in bytes."""
 
+import pytest
 import yaml
 
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
+from mindswap.errors import LaunchError
 from mindswap.features.dryrun import TrainerDryRun, TrainerStep, WrapperEffect
 from mindswap.features.verify.trainer_effect import compare_entries, find_problems
-from mindswap.features.verify.trainer_verify import make_verification
+from mindswap.features.verify.trainer_verify import make_verification, verify_2x
 from mindswap.policy.formats.mindformers2.effect import compute_effect
 from mindswap.policy.formats.mindformers2.read import read_pynative
 from mindswap.policy.formats.mindformers2.tables import load_model
@@ -115,3 +117,12 @@ def test_in_one_process_neither_section_acts_and_the_swap_of_mindswap_does(tmp_p
     _, entries, problems = compared(tmp_path, step(*RECOMPUTES, own_swap=report, own_targets=moved), own, cards=1)
     assert [entry.acting_layers for entry in entries] == [(0,), (1,), (3,), (2,)]
     assert sorted(problem.rule for problem in problems) == ["no-effect", "one-process"]
+
+
+def test_a_file_of_several_stages_is_refused(tmp_path):
+    """Its stages count their layers from 0 each, and their dry runs are compared with nothing yet."""
+    data = yaml.safe_load(FILE) | {"swap": {"enable": False}}
+    data["parallelism"]["pipeline_parallel"] = 2
+    document = document_from_data(data, str(tmp_path / "small.yaml"))
+    with pytest.raises(LaunchError, match="verify compares files of one stage"):
+        verify_2x(document, brief=True, num_cards=None)
