@@ -11,6 +11,7 @@ import yaml
 
 from mindswap.runtime.msrun import free_port
 from tests.features.dryrun.test_trainer_on_backend import has_mindformers_2x
+from tests.features.run.samples_2x import CPU_TYPES, write_samples
 from tests.features.run.test_pynative_2x import STEP
 
 pytestmark = [
@@ -25,18 +26,9 @@ LENGTH, NUM_TOKENS, NUM_STEPS, NUM_MICRO_BATCHES, NUM_STAGES = 16, 64, 2, 3, 2
 
 def pipeline_model(folder: Path, own_swap: bool) -> Path:
     """A DeepSeek-V3 with latent attention and without experts: the Qwen3 of 2.1.0 has no stages."""
-    num_rows = NUM_MICRO_BATCHES * (NUM_STEPS + 1)
-    rows = [[(7 * row + 3 * i * i) % NUM_TOKENS for i in range(LENGTH + 1)] for row in range(num_rows)]
-    samples = [
-        {"input_ids": row[:-1], "labels": row[1:], "loss_mask": [1.0] * LENGTH, "position_ids": list(range(LENGTH))}
-        for row in rows
-    ]
-    data = folder / "data.json"
-    data.write_text("\n".join(map(json.dumps, samples)), encoding="utf-8")
     cases = yaml.safe_load(SET.read_text("utf-8"))
-    types = ("params_dtype", "compute_dtype", "layernorm_compute_dtype")
     config = cases["base"] | {"checkpoint": {"enable_save": False, "no_load_optim": True}}
-    config["model"] |= cases["models"]["deepseek3"] | dict.fromkeys(types, "float32") | {
+    config["model"] |= cases["models"]["deepseek3"] | CPU_TYPES | {
         "vocab_size": NUM_TOKENS, "seq_length": LENGTH, "hidden_size": 16, "intermediate_size": 32,
         "num_hidden_layers": 4, "num_attention_heads": 2, "kv_lora_rank": 16, "q_lora_rank": 16,
         "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8, "first_k_dense_replace": 4,
@@ -45,13 +37,7 @@ def pipeline_model(folder: Path, own_swap: bool) -> Path:
     config["training"] |= {"steps": NUM_STEPS, "deterministic": False, **batches}
     stages = {"pipeline_parallel": NUM_STAGES, "pipeline_parallel_layers_per_stage": "auto"}
     config["parallelism"] = {"data_parallel_shard": -1, **stages}
-    config["train_dataset"] = {
-        "num_parallel_workers": 1,
-        "dataloader": {
-            "type": "HFDataLoader", "load_func": "load_dataset", "path": "json", "data_files": str(data),
-            "split": "train", "handler": [], "create_compressed_eod_mask": False, "column_names": list(samples[0]),
-        },
-    }  # fmt: skip
+    config["train_dataset"] = write_samples(folder, NUM_MICRO_BATCHES * (NUM_STEPS + 1), LENGTH, NUM_TOKENS)
     config["mindswap"] = {"cpu_stand_ins": True}
     if own_swap:
         entries = [{"layers": ["0-2"]}, {"layers": [3], "prefetch": 2}]

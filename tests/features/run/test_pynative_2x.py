@@ -12,6 +12,7 @@ import yaml
 from mindswap import cli
 from mindswap.features.run import pynative_2x
 from tests.features.dryrun.test_trainer_on_backend import SMALL, has_mindformers_2x
+from tests.features.run.samples_2x import CPU_TYPES, write_samples
 
 pytestmark = [
     pytest.mark.mindspore,
@@ -25,33 +26,14 @@ STEP = re.compile(r"step:\[ *(\d+)/.*?loss: *([\d.]+),.*?grad_norm: *([\d.]+),")
 
 
 def small_model(folder: Path, mindswap: dict) -> Path:
-    rows = [[(7 * row + 3 * i * i) % NUM_TOKENS for i in range(LENGTH + 1)] for row in range(3 * NUM_STEPS)]
-    samples = [
-        {
-            "input_ids": row[:-1],
-            "labels": row[1:],
-            "loss_mask": [1.0] * LENGTH,
-            "position_ids": list(range(LENGTH)),
-        }
-        for row in rows
-    ]
-    data = folder / "data.json"
-    data.write_text("\n".join(map(json.dumps, samples)), encoding="utf-8")
     config = yaml.safe_load(SMALL.read_text("utf-8"))
-    types = ("params_dtype", "compute_dtype", "layernorm_compute_dtype")
-    config["model"] |= dict.fromkeys(types, "float32") | {
+    config["model"] |= CPU_TYPES | {
         "vocab_size": NUM_TOKENS, "seq_length": LENGTH, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8,
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
     }  # fmt: skip
     config["training"] |= {"steps": NUM_STEPS, "local_batch_size": 2, "global_batch_size": 2, "deterministic": False}
     config["checkpoint"] = {"enable_save": False, "no_load_optim": True}
-    config["train_dataset"] = {
-        "num_parallel_workers": 1,
-        "dataloader": {
-            "type": "HFDataLoader", "load_func": "load_dataset", "path": "json", "data_files": str(data),
-            "split": "train", "handler": [], "create_compressed_eod_mask": False, "column_names": list(samples[0]),
-        },
-    }  # fmt: skip
+    config["train_dataset"] = write_samples(folder, 3 * NUM_STEPS, LENGTH, NUM_TOKENS)
     config["swap"]["layer_swap"] = [{"layers": ["0-1"]}]
     if "swap_engine" in mindswap:
         config["swap"]["layer_swap"] += [{"layers": [2], "prefetch": 2}]
