@@ -10,7 +10,7 @@ from mindswap.pynative.trace import EventKind, Trace
 
 
 @dataclass(frozen=True)
-class OwnLayerCopies:
+class LayerCopies:
     """Copies of a layer in a step, each storage once.
 
     Attributes:
@@ -34,7 +34,7 @@ class OwnLayerCopies:
 
 def find_own_copies(
     trace: Trace, effect: SettingsEffect
-) -> tuple[tuple[OwnLayerCopies, ...], Mapping[str, Sequence[int]]]:
+) -> tuple[tuple[LayerCopies, ...], Mapping[str, Sequence[int]]]:
     """Return the copies of each layer, and the layers in which each entry of the file moves something.
 
     Args:
@@ -55,7 +55,7 @@ def find_own_copies(
         size_bytes, count = sum(trace.storages[storage].size_bytes for storage in storages), len(storages)
         release = max((released[s] for s in storages if s in released), default=None)
         fetch = max((fetched[s] for s in storages if s in fetched), default=None)
-        copies.append(OwnLayerCopies(layer, size_bytes, size_bytes, count, count, release, fetch))
+        copies.append(LayerCopies(layer, size_bytes, size_bytes, count, count, release, fetch))
     moved = frozenset(schedule.moved)
     settings, targets = effect.settings, {}
     for target in (*settings.of("layer_swap"), *settings.of("op_swap")):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from mindswap.config.problem import Level, Location, Problem
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.features.dryrun.backend import StatusCallback, ascend_backend, wait
 from mindswap.features.dryrun.trainer_config import TrainerRequest
-from mindswap.features.dryrun.trainer_step import LayerCopies, StepCopies, TrainerStep, WrapperEffect
+from mindswap.features.dryrun.trainer_step import StepCopies, TrainerStep, WrapperEffect
 from mindswap.policy.formats.mindformers2.effect import SettingsEffect
 from mindswap.policy.formats.mindformers2.tables import RULE
 from mindswap.pynative.by_tensor import find_distances_2x
-from mindswap.pynative.own_copies import find_own_copies
+from mindswap.pynative.own_copies import LayerCopies, find_own_copies
 from mindswap.pynative.trace import load_trace
 from mindswap.rules.machine.software import ANY_VERSION, TRAINER_VERSIONS, installed_version
 from mindswap.runtime.logs.read import find_last_error, read_tail
@@ -161,7 +161,7 @@ def run_own_swap(
     copies, targets = find_own_copies(trace, effect)
     return replace(
         step,
-        layer_copies=tuple(LayerCopies(**asdict(layer)) for layer in copies),
+        layer_copies=copies,
         own_targets={path: tuple(layers) for path, layers in targets.items()},
     )
 

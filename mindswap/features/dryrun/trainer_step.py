@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mindswap.pynative.own_copies import LayerCopies
+
 
 @dataclass(frozen=True)
 class StepCopies:
@@ -41,19 +43,6 @@ class WrapperEffect:
     num_back: int = 0
     num_runs: int = 0
     num_recomputed: int = 0
-
-
-@dataclass(frozen=True)
-class LayerCopies:
-    """Copies of a layer in a step, each storage once; freed and fetched when other layers end and begin."""
-
-    layer: int
-    out_bytes: int
-    back_bytes: int
-    num_out: int
-    num_back: int
-    released_by: int | None  # layer at the end of whose forward the device memory is freed; None if at no layer's
-    fetched_by: int | None  # layer at the begin of whose backward the copies back start
 
 
 @dataclass(frozen=True)

@@ -7,65 +7,59 @@ SWAP, RECOMPUTE = "swap", "recompute"
 
 
 @dataclass(eq=False)
-class AppliedWrapper:
-    """A wrapper of a cell or of a function, and what it did.
+class CopyCounts:
+    """Copies between device and host memory.
+
+    Attributes:
+        out_bytes: size of the storages copied to the host.
+        back_bytes: size of those copied back.
+        num_out: copies to the host.
+        num_back: copies to the device.
+    """
+
+    out_bytes: int = 0
+    back_bytes: int = 0
+    num_out: int = 0
+    num_back: int = 0
+
+    def count_out(self, size_bytes: int) -> None:
+        """Count a copy to the host."""
+        self.out_bytes += size_bytes
+        self.num_out += 1
+
+    def count_back(self, size_bytes: int) -> None:
+        """Count a copy to the device."""
+        self.back_bytes += size_bytes
+        self.num_back += 1
+
+
+@dataclass(eq=False, kw_only=True)
+class AppliedWrapper(CopyCounts):
+    """A wrapper of a cell or of a function, and what it did; copies are those of storages saved within it.
 
     Attributes:
         action: `SWAP` or `RECOMPUTE`.
         target: the wrapped cell, or the function that replaces the wrapped one.
-        out_bytes: size of the storages copied to the host that were saved within it.
-        back_bytes: size of those copied back.
-        num_out: copies to the host.
-        num_back: copies to the device.
         num_runs: runs in forward.
         num_recomputed: runs in backward.
     """
 
     action: str
     target: Any = None
-    out_bytes: int = 0
-    back_bytes: int = 0
-    num_out: int = 0
-    num_back: int = 0
     num_runs: int = 0
     num_recomputed: int = 0
 
-    def count_out(self, size_bytes: int) -> None:
-        """Count a copy to the host."""
-        self.num_out += 1
-        self.out_bytes += size_bytes
-
-    def count_back(self, size_bytes: int) -> None:
-        """Count a copy to the device."""
-        self.num_back += 1
-        self.back_bytes += size_bytes
-
     def reset(self) -> None:
         """Forget what it did."""
-        vars(self).update(vars(AppliedWrapper(self.action, self.target)))
+        vars(self).update(vars(AppliedWrapper(action=self.action, target=self.target)))
 
 
 @dataclass(eq=False)
-class CopyCounter:
+class CopyCounter(CopyCounts):
     """Copies of a layer, each storage once, and the cells whose begin or end triggers them."""
 
-    num_out: int = 0
-    num_back: int = 0
-    out_bytes: int = 0
-    back_bytes: int = 0
     released_by: Any = None  # at the end of its forward
     fetched_by: Any = None  # at the begin of its backward
-
-    def count_out(self, size_bytes: int) -> None:
-        """Count a copy to the host."""
-        self.num_out += 1
-        self.out_bytes += size_bytes
-
-    def count_back(self, size_bytes: int, fetched_by: Any) -> None:
-        """Count a copy to the device, which the backward of a cell triggers."""
-        self.num_back += 1
-        self.back_bytes += size_bytes
-        self.fetched_by = fetched_by
 
 
 @dataclass(eq=False)
@@ -76,7 +70,7 @@ class Applied:
 
     def add(self, action: str) -> AppliedWrapper:
         """Return a new wrapper."""
-        self.wrappers.append(AppliedWrapper(action))
+        self.wrappers.append(AppliedWrapper(action=action))
         return self.wrappers[-1]
 
     def reset(self) -> None:

@@ -18,7 +18,7 @@ import mindspore as ms
 from mindspore import mint, nn
 from mindspore.graph.api import _no_grad
 
-from mindswap.adapters.pynative.hyper_parallel_stand_in.applied import AppliedWrapper, CopyCounter
+from mindswap.adapters.pynative.hyper_parallel_stand_in.applied import AppliedWrapper, CopyCounter, CopyCounts
 from mindswap.adapters.pynative.values import tensors_in
 
 
@@ -93,28 +93,18 @@ class SwappedStorage:
             target.untyped_storage().copy_(source.untyped_storage(), True)
 
 
-@dataclass
-class Moved:
+@dataclass(eq=False)
+class Moved(CopyCounts):
     """Bytes and numbers of copies since the last reset."""
 
-    out_bytes: int = 0
-    back_bytes: int = 0
-    num_out: int = 0
-    num_back: int = 0
     host_bytes: int = 0  # pinned host memory now
     peak_host_bytes: int = 0
 
     def count_out(self, size_bytes: int) -> None:
         """Count a copy to the host."""
-        self.out_bytes += size_bytes
-        self.num_out += 1
+        super().count_out(size_bytes)
         self.host_bytes += size_bytes
         self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
-
-    def count_back(self, size_bytes: int) -> None:
-        """Count a copy to the device."""
-        self.back_bytes += size_bytes
-        self.num_back += 1
 
 
 moved = Moved()
@@ -230,7 +220,8 @@ class SwapManager:
         with self._copying(layer):
             for storage in storages:
                 storage.fetch()
-                layer.copies.count_back(storage.size_bytes, fetched_by)
+                layer.copies.count_back(storage.size_bytes)
+                layer.copies.fetched_by = fetched_by
                 moved.count_back(storage.size_bytes)
                 for wrapper in storage.wrappers:
                     wrapper.count_back(storage.size_bytes)
