@@ -21,6 +21,9 @@ from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
 from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.traced_step import TracedStepModel, distance_of
 
+# Keys that `plan` adds where nothing else fits: mindswap's own executor, and pieces of the loss.
+ENGINE, CHUNKS = ("mindswap", SWAP_ENGINE), ("model", "chunk_loss_num")
+
 
 def is_model_2x(model: StepModel) -> bool:
     """Return whether policies of a model have the meaning of MindFormers 2.x."""
@@ -47,13 +50,15 @@ def require_known_swap(step: LoadedStep, allow: Allow) -> None:
         )
 
 
-ENGINE = ("mindswap", SWAP_ENGINE)
+def _own_engine_section(document: Document) -> dict[str, Any]:
+    """Return the section `mindswap` of a configuration, with mindswap's own executor."""
+    return {**(document.data().get(ENGINE[0]) or {}), SWAP_ENGINE: OWN_ENGINE}
 
 
 def with_own_engine(document: Document, text: str) -> Document:
     """Return a configuration that mindswap's own executor swaps; `text` is that of the document."""
-    section = {**(document.data().get(ENGINE[0]) or {}), SWAP_ENGINE: OWN_ENGINE}
-    return parse_document(rewrite_section(text, ENGINE[0], section, None, document.file), document.file)
+    text = rewrite_section(text, ENGINE[0], _own_engine_section(document), None, document.file)
+    return parse_document(text, document.file)
 
 
 def with_swappable_stages(document: Document, allow: Allow) -> Document:
@@ -66,9 +71,8 @@ def with_swappable_stages(document: Document, allow: Allow) -> Document:
     has_stages = document.count("parallelism", "pipeline_parallel") > 1
     if not allow.swap or not has_stages or document.value(*ENGINE) == OWN_ENGINE:
         return document
-    data = document.data()
-    section = {**(data.get(ENGINE[0]) or {}), SWAP_ENGINE: OWN_ENGINE}
-    return document_from_data({**data, ENGINE[0]: section}, document.file, document)
+    changed = {**document.data(), ENGINE[0]: _own_engine_section(document)}
+    return document_from_data(changed, document.file, document)
 
 
 def added_engine(step: LoadedStep, policy: Policy) -> bool:
@@ -101,13 +105,14 @@ def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:
     return {"swap": swap, "recompute": recompute}
 
 
-CHUNKS = ("model", "chunk_loss_num")
+def chunked_text(document: Document, text: str, count: int) -> str:
+    """Return the text of a configuration that computes its loss in `count` pieces; `text` is that of the document."""
+    return rewrite_section(text, CHUNKS[0], {**document.data()[CHUNKS[0]], CHUNKS[1]: count}, None, document.file)
 
 
 def with_chunks(document: Document, text: str, count: int) -> Document:
     """Return a configuration that computes its loss in `count` pieces; `text` is that of the document."""
-    model = {**document.data()["model"], CHUNKS[1]: count}
-    return parse_document(rewrite_section(text, CHUNKS[0], model, None, document.file), document.file)
+    return parse_document(chunked_text(document, text, count), document.file)
 
 
 def added_chunks(step: LoadedStep) -> int | None:
@@ -137,7 +142,7 @@ def planned_text_2x(step: LoadedStep, plan: Plan, target: str) -> str:
     trees = step.model.captured.trees
     text = step.config_text()
     if (count := added_chunks(step)) is not None:
-        text = rewrite_section(text, CHUNKS[0], step.document.data()[CHUNKS[0]] | {CHUNKS[1]: count}, None, target)
+        text = chunked_text(step.document, text, count)
     if added_engine(step, plan.policy):
         text = rewrite_section(text, ENGINE[0], step.document.data()[ENGINE[0]], None, target)
     for name, value in sections_2x(plan.policy, len(trees)).items():

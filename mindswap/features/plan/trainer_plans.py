@@ -6,7 +6,6 @@ from typing import Any
 
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
-from mindswap.config.section_edits import rewrite_section
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun import (
     DryRunOptions,
@@ -21,6 +20,7 @@ from mindswap.features.plan.pynative import (
     ENGINE,
     added_chunks,
     added_engine,
+    chunked_text,
     with_chunks,
     with_own_engine,
 )
@@ -144,9 +144,7 @@ def _changed_documents(step: LoadedStep, may_swap: bool) -> Iterator[tuple[str, 
     words = f"with the swap of mindswap ({'.'.join(ENGINE)}: {OWN_ENGINE})"
     yield words, with_own_engine(step.document, text)
     if counts:
-        chunked = rewrite_section(
-            text, CHUNKS[0], step.document.data()[CHUNKS[0]] | {CHUNKS[1]: counts[-1]}, None, step.document.file
-        )
+        chunked = chunked_text(step.document, text, counts[-1])
         yield f"{words} and the loss in {counts[-1]} pieces", with_own_engine(step.document, chunked)
 
 
