@@ -286,7 +286,8 @@ def gain_text(published: Published, loaded: Step, plan: Plan) -> tuple[str, floa
     table = format_table(("TFLOPS per card", "simulated", "published (MindSpeed)"), rows)
     text = (
         f"\n{table}\nFull recompute is that of {published.config} ({format_bytes(recompute.peak_bytes)}{fits}). "
-        f"With all kept,\nwere there room, the gain would be {max_gain:.1f} %: {recompute_share(base)}."
+        "With every\nactivation kept, "
+        f"in unlimited memory, the gain would be {max_gain:.1f} %: {recompute_share(base)}."
     )
     if max_gain < published.gain_percent:
         text += (

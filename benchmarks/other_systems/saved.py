@@ -98,9 +98,9 @@ def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[int, Blo
     """
     segment = layer_index + 1  # section 0 is what is before the layers
     segments = model.blocks(Policy())
-    block, behind = segments[segment], segments[segment + 1]
+    block, next_block = segments[segment], segments[segment + 1]
     is_last = any(segment == chunk[-1] for stage in model.layout.chunks for chunk in stage)
-    reads = {read.role: read.uses for read in behind.reads if read.source is Source.PREVIOUS and not is_last}
+    reads = {read.role: read.uses for read in next_block.reads if read.source is Source.PREVIOUS and not is_last}
     for number, tensor in enumerate(tensor for tensor in block.tensors if tensor.is_forward):
         uses, next_uses = tensor.uses, reads.get(tensor.role, Consumers()) if tensor.role is not None else Consumers()
         if uses.first_backward == next_uses.first_backward == NO_OP:
@@ -113,7 +113,7 @@ def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[int, Blo
             number,
             tensor,
             last,
-            next_uses.first_backward - len(behind.backward) if has_next_use else uses.first_backward,
+            next_uses.first_backward - len(next_block.backward) if has_next_use else uses.first_backward,
         )
 
 
