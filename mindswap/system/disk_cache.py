@@ -6,6 +6,7 @@ exceeds its size limit, the least recently used entries are evicted.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -144,8 +145,9 @@ def _install(new_folder: Path, folder: Path) -> None:
                 _remove(folder)
             new_folder.rename(folder)
             return
-        except OSError:
-            if not os.path.lexists(folder):
+        except OSError as error:
+            # A folder that was in the way may have been moved aside by another process since.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) and not os.path.lexists(folder):
                 raise
         if _is_good(folder):
             return

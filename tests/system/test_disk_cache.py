@@ -1,5 +1,7 @@
 """Entries on disk: good ones are used, all others made anew; nobody else may write there."""
 
+import errno
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -152,6 +154,19 @@ def test_of_two_processes_that_make_a_folder_the_first_stays(tmp_path):
 
     folder = cached_folder(tmp_path, "samples", "key", second)
     assert (folder / "x").read_text() == "fast"
+
+
+def test_a_folder_that_another_process_moves_aside_at_that_moment_is_no_failure(tmp_path, monkeypatch):
+    """A third process installs a folder before the rename, and a fourth moves it aside after it."""
+    rename, num_calls = Path.rename, itertools.count()
+
+    def late(self, target):
+        if next(num_calls) == 0:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    assert read(cached_folder(tmp_path, "samples", "key", make)) == CONTENT
 
 
 def use_for_a_while(root, number):
