@@ -8,6 +8,8 @@ from mindswap.config.problem import Level
 from mindswap.policy.formats.mindformers2.processes import ONE_PROCESS, find_max_processes
 from mindswap.rules.context import Context2x, rule
 
+# Of 2.1.0, by `model.model_type`: other networks of it take no range of layers, or do not train in PyNative mode.
+MODELS_WITHOUT_STAGES = ("qwen3",)
 SECTION_OPTIONS = {"swap": ("layer_swap", "op_swap"), "recompute": ("full_recompute_layer", "select_module")}
 
 
@@ -55,3 +57,30 @@ def chunk_loss(context: Context2x) -> Iterator[Finding]:
     elif node.value > 1 and context.document.value("model", "calculate_per_token_loss") is True:
         message = f"model.chunk_loss_num: {node.value}: MindFormers refuses it with calculate_per_token_loss: True"
         yield Finding(node.location, message, "one of the two", "calculate_per_token_loss: False")
+
+
+@rule(Level.ERROR)
+def model_without_stages(context: Context2x) -> Iterator[Finding]:
+    """The model cannot be divided into pipeline stages: the PyNative Qwen3 of MindFormers 2.1.0 takes no range of layers.
+
+    MindFormers builds a stage with `layer_start` and `layer_end`, which this network refuses with a TypeError. The
+    networks of DeepSeek-V3 and V4 take both.
+
+    PASS:
+        model: {model_type: deepseek_v3}
+        parallelism: {pipeline_parallel: 2}
+
+    FAIL:
+        model: {model_type: qwen3}
+        parallelism: {pipeline_parallel: 2}
+    """
+    node = context.document.get("parallelism", "pipeline_parallel")
+    num_stages = context.document.count("parallelism", "pipeline_parallel")
+    model = context.document.value("model", "model_type")
+    if node is not None and num_stages > 1 and model in MODELS_WITHOUT_STAGES:
+        message = (
+            f"parallelism.pipeline_parallel: {num_stages} stages, but MindFormers 2.1.0 cannot divide {model} into "
+            "stages in PyNative mode"
+        )
+        fix = "pipeline_parallel: 1, and fewer activations on each card by recompute, swap, tensor or context parallel"
+        yield Finding(node.location, message, f"1 with {model}; more with deepseek_v3 and deepseek_v4", fix)

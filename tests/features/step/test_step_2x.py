@@ -78,7 +78,9 @@ def test_a_section_training_without_a_key_is_as_none():
 @pytest.mark.parametrize(("means", "is_written"), [("swap", True), ("recompute", False)])
 def test_with_pipeline_stages_a_plan_swaps_with_mindswap(record, tmp_path, capsys, means, is_written):
     """MindFormers refuses swap there. The budget is 16 MiB less than keeping everything needs."""
-    staged = document(parallelism={"pipeline_parallel": 2}, training={"global_batch_size": 2})
+    staged = document(
+        parallelism={"pipeline_parallel": 2}, training={"global_batch_size": 2}, model={"model_type": "deepseek_v3"}
+    )
     file, target = tmp_path / "staged.yaml", tmp_path / "planned.yaml"
     file.write_text(yaml.safe_dump(staged.data()))
     record(load_document(file))

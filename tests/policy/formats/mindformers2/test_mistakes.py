@@ -122,6 +122,20 @@ def test_pipeline_stages_and_cpu_with_swap():
     assert found_2x("swap: {enable: False}", header, model=None) == []
 
 
+@pytest.mark.parametrize(
+    ("model", "num_stages", "rules"),
+    [("qwen3", 2, ["model-without-stages"]), ("qwen3", 1, []), ("deepseek_v3", 2, []), ("deepseek_v4", 2, [])],
+)
+def test_a_model_that_cannot_be_divided_into_stages(model, num_stages, rules):
+    header = (
+        f"training: {{}}\nparallelism: {{pipeline_parallel: {num_stages}}}\n"
+        f"model: {{model_type: {model}, num_hidden_layers: 4}}\n"
+    )
+    found = found_2x("recompute: {mode: full, full_recompute_layer: [0]}", header, model=None)
+    assert [rule for *_, rule in found] == rules
+    assert all((line, column) == (-1, 34) for line, column, _ in found)
+
+
 def test_every_problem_says_what_is_allowed_or_how_to_mend_it():
     for text, *_ in DEFECTS + MORE:
         for problem in check_2x(text).problems:
