@@ -122,9 +122,13 @@ class MessageFormatter(logging.Formatter):
 
 
 def write_message(descriptor: int, text: str) -> None:
-    """Write to a descriptor of the standard error, without Python's buffers; nothing if that is impossible."""
+    """Write to a descriptor of the standard error, without Python's buffers; nothing if that is impossible.
+
+    The encoding is that of the standard error, as in other messages; other characters are escaped.
+    """
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
     with suppress(OSError):
-        os.write(descriptor, text.encode(errors="backslashreplace"))
+        os.write(descriptor, text.encode(encoding, "backslashreplace"))
 
 
 def drop_output(stream: TextIO | None = None) -> None:

@@ -70,6 +70,22 @@ def test_characters_that_the_output_has_not_are_escaped(tmp_path):
     assert done.returncode == 1 and done.stdout.startswith(f"{tmp_path}/\\udcff.yaml:1:")
 
 
+def test_progress_in_chinese_has_the_encoding_of_the_terminal():
+    """As `report_progress` and the second thread of a search write it, past Python's buffers."""
+    code = (
+        "import os, sys; from mindswap.language import INHERITED, translate; os.environ[INHERITED] = '1'\n"
+        "from mindswap.system.streams import prepare_streams, write_message; prepare_streams()\n"
+        "from mindswap.command_line.progress import INTERRUPTED; write_message(2, translate(INTERRUPTED))"
+    )
+    texts = {}
+    for encoding in ("utf-8", "gbk", "latin-1"):
+        environ = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environ, check=True)
+        texts[encoding] = done.stderr.decode(encoding)
+    assert texts["utf-8"] == texts["gbk"] and any(character >= "\u4e00" for character in texts["utf-8"])
+    assert texts["latin-1"] == texts["utf-8"].encode("latin-1", "backslashreplace").decode("latin-1")
+
+
 def test_a_working_directory_that_is_gone(tmp_path):
     done = shell(["check", "--json", CONFIG], before=f"cd {tmp_path}; mkdir gone; cd gone; rmdir {tmp_path}/gone")
     message = "the working directory cannot be used: No such file or directory"
