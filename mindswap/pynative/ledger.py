@@ -158,7 +158,7 @@ class SwapReport:
     peak_device_bytes: int = 0  # peak of saved activations of the observed layers on the device
     predicted_peak_bytes: int = 0  # the same according to the schedule
     peak_without_swap_bytes: int = 0  # the same according to a schedule without swap
-    peak_host_bytes: int = 0  # peak of activations on the host
+    peak_host_bytes: int = 0  # peak of activations on the host, of all passes in flight together
     held_bytes: int = 0  # named by the policy but not swapped, because other code holds them
     num_in_flight: int = 0  # passes between the begin of forward and the end of backward at the same time
     left_bytes: int = 0  # left on device and host after the last pass; 0 if nothing leaked

@@ -37,11 +37,13 @@ class CopyEngine(ABC):
     """Copies of one kind of device, as an executor requests them.
 
     Attributes:
-        host_bytes: offloaded bytes on the host; freed host memory is reused.
+        host_bytes: offloaded bytes on the host, of all passes in flight.
+        peak_host_bytes: its maximum.
+        allocated_host_bytes: host memory taken so far; it is kept, and reused for tensors of the same size.
     """
 
     def __init__(self) -> None:
-        self.host_bytes = 0
+        self.host_bytes = self.peak_host_bytes = self.allocated_host_bytes = 0
         self._free: dict[int, list[Any]] = {}
 
     def offload(self, storage, size_bytes: int) -> PendingCopy:
@@ -50,7 +52,10 @@ class CopyEngine(ABC):
         If the storage is empty at this time, `release` copies its content when it is available.
         """
         self.host_bytes += size_bytes
+        self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
         pool = self._free.get(size_bytes)
+        if not pool:
+            self.allocated_host_bytes += size_bytes
         copy = PendingCopy(storage, size_bytes, pool.pop() if pool else self._new_host(size_bytes))
         if storage.size() == size_bytes:
             self._copy_out(copy)

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from mindswap.pynative.by_tensor import find_distances_2x
 from mindswap.pynative.trace import Trace
 from mindswap.report.pynative import format_swap_report
 
-_SET_LINE = re.compile(r"Set .* at layer \d+.*")
+_SET_LINE = re.compile(r"Set .* at layer (\d+).*")
 
 
 class Session2x(logging.Handler):
@@ -60,16 +61,17 @@ class Session2x(logging.Handler):
 
     def start(self, trainer: Any) -> None:
         """Compare what MindFormers set with the settings, and begin mindswap's swap; the network was built."""
-        self._compare()
         settings = self.effect.settings
+        num_decoder_layers = (settings.num_layers or 0) - settings.num_mtp_layers
+        indices = [indices_of_layers(network, num_decoder_layers) for network in trainer.model]
+        self._compare({index for of_network in indices for index in of_network})
         if not (settings.is_own_engine and settings.is_swap_enabled):
             return
         if len(trainer.model) != 1:
             raise LaunchError("mindswap.swap_engine: several pipeline chunks in a process are not swapped")
         (network,) = trainer.model
         copies = ThreadCopies() if ms.get_context("device_target") == "CPU" else StreamCopies()
-        num_decoder_layers = (settings.num_layers or 0) - settings.num_mtp_layers
-        layer_indices = indices_of_layers(network, num_decoder_layers)
+        (layer_indices,) = indices
         new_swap = PipelineSwap if trainer.schedule is not None else Swap
         self.swap = new_swap(
             network,
@@ -92,10 +94,13 @@ class Session2x(logging.Handler):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
 
-    def _compare(self) -> None:
+    def _compare(self, layers: Collection[int]) -> None:
+        """Compare the lines of MindFormers with those of the settings, for the layers of this process."""
         is_own = self.effect.settings.is_own_engine
         expected = [
-            line for line in log_lines(self.effect) if _SET_LINE.fullmatch(line) and not (is_own and "swap" in line)
+            line
+            for line in log_lines(self.effect)
+            if (match := _SET_LINE.fullmatch(line)) and int(match[1]) in layers and not (is_own and "swap" in line)
         ]
         missing = [line for line in expected if line not in self.set_lines]
         if missing and not self.set_lines:

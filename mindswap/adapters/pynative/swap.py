@@ -115,7 +115,10 @@ class Swap:
         last_pass_deviated = self._has_deviated()
         self._stop()
         return replace(
-            self.report, left_bytes=left_bytes, num_deviations=self.report.num_deviations + last_pass_deviated
+            self.report,
+            left_bytes=left_bytes,
+            peak_host_bytes=max(self.report.peak_host_bytes, self.copies.peak_host_bytes),
+            num_deviations=self.report.num_deviations + last_pass_deviated,
         )
 
     def remove(self) -> None:

@@ -91,7 +91,7 @@ def _copies(running: Any, report: SwapReport) -> dict[str, int]:
         "back_bytes": report.prefetched_bytes // NUM_STEPS,
         "num_out": num_moved,
         "num_back": num_moved,
-        "peak_host_bytes": report.peak_host_bytes,
+        "peak_host_bytes": running.copies.allocated_host_bytes,
     }
 
 

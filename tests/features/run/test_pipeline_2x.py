@@ -39,6 +39,7 @@ def pipeline_model(folder: Path, own_swap: bool) -> Path:
     config["parallelism"] = {"data_parallel_shard": -1, **stages}
     config["train_dataset"] = write_samples(folder, NUM_MICRO_BATCHES * (NUM_STEPS + 1), LENGTH, NUM_TOKENS)
     config["mindswap"] = {"cpu_stand_ins": True}
+    config["recompute"] = {"mode": "full", "full_recompute_layer": [2]}
     if own_swap:
         entries = [{"layers": ["0-2"]}, {"layers": [3], "prefetch": 2}]
         config["swap"] = {"enable": True, "default_prefetch": 1, "layer_swap": entries}
@@ -72,6 +73,9 @@ def test_two_stages_train_to_the_digits_of_the_training_without_swap(tmp_path):
     assert STEP.findall(swapped[1]) == steps
     assert "exec_order: [('F', 0), ('F', 1), ('B', 0), ('F', 2), ('B', 1), ('B', 2)]" in swapped[0]
     first, last = (json.loads((tmp_path / f"swapped/swap/rank_{rank}.json").read_text("utf-8")) for rank in (0, 1))
+    # Layer 2 is in the second stage: the first one is not asked for its line.
+    assert not any("MindFormers did not log" in log or "have no effect" in log for log in (*plain, *swapped))
+    assert "set as `mindswap explain` shows: 1 lines" in swapped[1]
     # The first pass is recorded, and the second one of the first stage begins before its backward.
     assert (first["num_passes"], first["num_in_flight"]) == (NUM_STEPS * NUM_MICRO_BATCHES - 2, 2)
     assert (last["num_passes"], last["num_in_flight"]) == (NUM_STEPS * NUM_MICRO_BATCHES - 1, 1)
