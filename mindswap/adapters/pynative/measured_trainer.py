@@ -14,9 +14,10 @@ from mindspore import nn
 
 from mindswap.adapters.pynative.applied_paths import AppliedPaths
 from mindswap.adapters.pynative.hyper_parallel_stand_in.applied import applied
+from mindswap.adapters.pynative.hyper_parallel_stand_in.pipeline import Schedule1F1B
 from mindswap.adapters.pynative.hyper_parallel_stand_in.swap import Moved, SwapManager, moved
 from mindswap.adapters.pynative.hyper_parallel_stand_in.wrappers import show_wrapped_cells
-from mindswap.adapters.pynative.layers_2x import find_gpt_model, layers_of
+from mindswap.adapters.pynative.layers_2x import find_gpt_model, indices_of_layers, layers_of
 from mindswap.adapters.versions import replaced
 
 PHASES = ("forward", "backward", "optimizer")
@@ -29,7 +30,8 @@ class MeasuredMemory:
     Attributes:
         before_bytes: allocated before the step.
         peaks: highest memory of each phase, over all micro-batches.
-        kept_bytes: allocated at the end of forward beyond the begin of the same micro-batch, highest.
+        kept_bytes: allocated at the end of forward beyond the begin of the same micro-batch, highest; in a pipeline
+            stage the sum over the micro-batches in flight.
         gradient_bytes: allocated after the last backward beyond the begin of the step.
         reserved_bytes: memory that the pool has taken at most, with fragments.
         moved: swapped bytes.
@@ -62,6 +64,7 @@ class MeasuredTrainer(Trainer):
         weight_bytes: size of the network's parameters.
         trained_bytes: size of those that are trained.
         state_bytes: size of the optimizer's parameters: float32 weights and states.
+        expert_bytes: size of the parameters of experts, with those of the optimizer.
     """
 
     def __init__(self, config: dict[str, Any], train_dataset: Any):
@@ -74,6 +77,13 @@ class MeasuredTrainer(Trainer):
         self.weight_bytes = _size_bytes(network.values())
         self.state_bytes = _size_bytes(states.values())
         self.trained_bytes = _size_bytes(weight for weight in network.values() if weight.requires_grad)
+        self.expert_bytes = _size_bytes(
+            each for each in (*network.values(), *states.values()) if ".experts." in f".{each.name}"
+        )
+        if isinstance(self.schedule, Schedule1F1B):
+            for layer in layers_of(self.model[0]):
+                self._measure_layer(layer)
+            self._measure_passes(self.schedule.stage)
 
     def _create_model(self, model: Any, model_config: Any) -> Any:
         # In a dry run of graph mode experts get equal numbers of tokens, so MindFormers wants the sequence to be a
@@ -120,6 +130,14 @@ class MeasuredTrainer(Trainer):
             _measure_first_call(cell, functools.partial(added.__setitem__, name))
         _measure_first_call(layer, self.added_by_layer.append)
 
+    @property
+    def layer_indices(self) -> tuple[int, ...]:
+        """Layers of a pipeline stage in the full model; empty without stages."""
+        if self.schedule is None:
+            return ()
+        (network,) = self.model
+        return indices_of_layers(network, find_gpt_model(network).config.num_layers)
+
     def applied_to_data(self) -> dict[str, Any]:
         """Return what the wrappers for swap and recompute did in the last step, as plain data."""
         (network,) = self.model
@@ -153,13 +171,38 @@ class MeasuredTrainer(Trainer):
         return loss
 
     def compute_pp_loss(self, inputs: Any) -> Any:
-        """Run the passes of a pipeline stage; forward and backward take turns, so both have the same peak."""
+        """Run the passes of a pipeline stage, and measure the gradients after them."""
         loss = super().compute_pp_loss(inputs)
         self._end_phase("backward")
         memory = self.steps[-1]
-        memory.peaks["forward"] = memory.peaks["backward"]
+        memory.peaks["forward"] = memory.peaks["forward"] or memory.peaks["backward"]  # passes of HyperParallel itself
         memory.gradient_bytes = ms.runtime.memory_allocated() - memory.before_bytes
         return loss
+
+    def _measure_passes(self, stage: Any) -> None:
+        """Measure each forward and backward pass of a pipeline stage.
+
+        Args:
+            stage: a stage of the stand-in for HyperParallel; its methods are replaced.
+        """
+        run_forward, run_backward = stage.forward_one_chunk, stage.backward_one_chunk
+        kept_bytes: dict[int, int] = {}  # of each micro-batch in flight
+
+        def forward(micro_index: int, *arguments: Any) -> Any:
+            before_bytes = ms.runtime.memory_allocated()
+            output = run_forward(micro_index, *arguments)
+            self._end_phase("forward")
+            kept_bytes[micro_index] = ms.runtime.memory_allocated() - before_bytes
+            memory = self.steps[-1]
+            memory.kept_bytes = max(memory.kept_bytes, sum(kept_bytes.values()))
+            return output
+
+        def backward(micro_index: int) -> None:
+            run_backward(micro_index)
+            self._end_phase("backward")
+            del kept_bytes[micro_index]
+
+        stage.forward_one_chunk, stage.backward_one_chunk = forward, backward
 
     def training_pp_step(self) -> Any:
         """Train one step of a pipeline stage, and measure it."""

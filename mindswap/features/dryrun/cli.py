@@ -72,8 +72,8 @@ out of memory, and workspaces, which a dry run does not know, are simulated. All
 16 of them and that takes more than three minutes, the memory is extrapolated from two short models, if the simulator's
 extrapolation from the same models is less than 1 % off.
 A configuration of MindFormers 2.x (PyNative) runs with its own trainer, which needs mindformers 2.1.0 and mindspore
-2.10.0 (docs/mindformers_2x.md): one rank in one process, so of the options only --layers, --full, --against, --cards,
---keep and those of the device.
+2.10.0 (docs/mindformers_2x.md): one rank, or one of each pipeline stage, each in a process of its own; so of the
+options only --layers, --full, --against, --cards, --keep and those of the device.
 Exit code 1 if the peak with workspace is above the memory that may be used; with fragments, too, where the pool of the
 device maps no pages (--fragments, docs/dryrun.md).
 """

@@ -1,6 +1,6 @@
 """`mindswap dryrun` of a configuration of MindFormers 2.x: requests, runs, extrapolation and notes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from mindswap.features.dryrun.rank_runs import run_folder
 from mindswap.features.dryrun.trainer_config import (
     PARALLEL_KEYS,
     TrainerRequest,
+    is_1f1b,
     num_micro_batches,
     require_valid_2x,
     trainer_request,
@@ -92,8 +93,9 @@ def dry_run_trainer(
         has_cann=has_cann(),
         budget_bytes=None if is_alone else budget.usable_bytes,
         margin_permille=budget.margin_permille,
+        stages=tuple(runs[-1]) if len(runs[-1]) > 1 else (),
         notes=(
-            *_stage_notes(runs[-1]),
+            *_stage_notes(document, runs[-1]),
             *_notes(document, step, num_cards, requests[-1]),
             *([GROUPED_NOTE] if len(steps) > 1 and document.value("optimizer", "type") == "Muon" else []),
         ),
@@ -143,7 +145,15 @@ def extrapolate(low: TrainerStep, high: TrainerStep, num_layers: int) -> Trainer
     def on_line(first: int, second: int) -> int:
         return round(first + (second - first) * factor)
 
-    names = ("before_bytes", "kept_bytes", "gradient_bytes", "weight_bytes", "state_bytes", "trained_bytes")
+    names = (
+        "before_bytes",
+        "kept_bytes",
+        "gradient_bytes",
+        "weight_bytes",
+        "state_bytes",
+        "trained_bytes",
+        "expert_bytes",
+    )
     sizes: dict[str, Any] = {
         name: on_line(getattr(low, name), getattr(high, name)) for name in (*names, "reserved_bytes")
     }
@@ -174,16 +184,19 @@ def _own_swap_note(report: Mapping[str, Any]) -> str:
     )
 
 
-def _stage_notes(stages: Sequence[TrainerStep]) -> list[str]:
-    """Return the peak of each pipeline stage; none without stages."""
+def _stage_notes(document: Document, stages: Sequence[TrainerStep]) -> list[str]:
+    """Return how the pipeline stages ran; nothing without stages."""
     if len(stages) == 1:
         return []
-    peaks = ", ".join(f"stage {index} {round(step.used_peak_bytes / 2**20)} MiB" for index, step in enumerate(stages))
-    highest = max(range(len(stages)), key=lambda index: stages[index].used_peak_bytes)
+    highest = max(stages, key=lambda step: step.used_peak_bytes).stage
+    in_flight = (
+        "with one micro-batch in flight for itself and for each stage after it (1F1B)"
+        if is_1f1b(document)
+        else "with all micro-batches in flight that its schedule puts there"
+    )
     return [
-        f"peak of each pipeline stage: {peaks}; the table is of stage {highest}. Each ran in a process of its own, "
-        "with one micro-batch in flight for itself and for each stage after it; forward and backward take turns, so "
-        "both have the same peak"
+        f"each pipeline stage ran in a process of its own, {in_flight}; the first table, and what cells add, are of "
+        f"stage {highest}, which needs most"
     ]
 
 
@@ -198,15 +211,7 @@ def _notes(document: Document, step: TrainerStep, num_cards: int | None, request
         for name, size in find_left_out(document, num_cards).items()
         if name != "pipeline_parallel" or request.num_stages == 1
     }
-    if left_out:
-        names = ", ".join(f"{name}: {value}" for name, value in left_out.items())
-        static_bytes = step.weight_bytes + step.state_bytes + step.gradient_bytes
-        notes.append(
-            f"left out, as HyperParallel does it with several processes: {names}. This rank has all weights, float32 "
-            f"weights, states and gradients ({format_bytes(static_bytes)}), which FSDP and expert parallel divide by "
-            "the ranks, and all activations, which tensor, context and pipeline parallel divide: each rank of the file "
-            "holds less"
-        )
+    notes += left_out_notes(left_out, step)
     count = num_micro_batches(document, num_cards)
     num_run = request.sample["num_micro_batches"]
     if count > num_run:
@@ -217,6 +222,25 @@ def _notes(document: Document, step: TrainerStep, num_cards: int | None, request
     if document.value("optimizer", "type") == "Muon" and installed_version("mindspore").startswith("2.10."):
         notes.append("Muon sets cube_math_type, which MindSpore has from 2.11 on: left out, it needs no memory")
     return notes
+
+
+def left_out_notes(left_out: Mapping[str, object], step: TrainerStep) -> Iterator[str]:
+    """Yield a note for each setting that one process does not have, with the size of what it would divide."""
+    static_bytes = step.weight_bytes + step.state_bytes + step.gradient_bytes
+    static = f"{format_bytes(static_bytes)} of weights, float32 weights, states and gradients"
+    activations = f"{format_bytes(step.kept_bytes)} of activations"
+    effects = {
+        "data_parallel_shard": f"FSDP divides {static} by its ranks",
+        "expert_parallel": f"its ranks divide {format_bytes(step.expert_bytes)} of weights and states of experts",
+        "tensor_parallel": f"its ranks divide those of linear layers, of {static}, and most of {activations}",
+        "context_parallel": f"its ranks divide {activations}",
+        "pipeline_parallel": f"its stages divide {static}, and {activations}",
+        "cpu_offload": f"{format_bytes(step.state_bytes)} of float32 weights and states are on the host",
+    }
+    for name, value in left_out.items():
+        yield f"{name}: {value} is left out: {effects[name]}"
+    if left_out:
+        yield "what is left out needs several processes and HyperParallel: each rank of the file holds less than this"
 
 
 def find_left_out(document: Document, num_cards: int | None) -> Mapping[str, object]:

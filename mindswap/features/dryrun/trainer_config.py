@@ -16,6 +16,7 @@ from mindswap.units import format_count
 
 # Micro-batches that run: in the second one the gradients of the first are there, and the others are like it.
 MAX_MICRO_BATCHES = 2
+MAX_COUNT = 1 << 30
 COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids")
 PARALLEL_KEYS = ("tensor_parallel", "context_parallel", "pipeline_parallel")
 ONE_PROCESS = {
@@ -87,8 +88,7 @@ def trainer_request(document: Document, num_layers: int | None = None, num_cards
     if num_layers is not None:
         truncate_layers(config, full_layers, num_layers, find_mtp_layers(document))
     num_stages = count_stages(document) if num_layers is None else 1
-    # A stage has at most one micro-batch for each stage in flight; the next one begins when a backward pass has ended.
-    count = min(MAX_MICRO_BATCHES if num_stages == 1 else num_stages + 1, num_micro_batches(document, num_cards))
+    count = min(_max_micro_batches(document, num_stages), num_micro_batches(document, num_cards))
     batch_size = document.count("training", "local_batch_size")
     config["training"] = {
         **(config.get("training") or {}),
@@ -113,6 +113,21 @@ def trainer_request(document: Document, num_layers: int | None = None, num_cards
         "columns": [str(node.value) for node in columns.items] if columns and columns.items else list(COLUMNS),
     }
     return TrainerRequest(config, sample, num_layers or full_layers, num_stages)
+
+
+def _max_micro_batches(document: Document, num_stages: int) -> int:
+    """Return the micro-batches after which a step needs no more memory; `MAX_COUNT` where each needs more."""
+    if num_stages == 1:
+        return MAX_MICRO_BATCHES
+    # In 1F1B a stage has at most one micro-batch for each stage in flight, and the next one begins when a backward pass
+    # has ended. In the other schedules all forward passes may precede the first backward pass.
+    return num_stages + 1 if is_1f1b(document) else MAX_COUNT
+
+
+def is_1f1b(document: Document) -> bool:
+    """Return whether forward and backward passes of a pipeline stage take turns, as without a schedule in the file."""
+    schedule = document.value("parallelism", "pipeline_parallel_schedule")
+    return not schedule or str(schedule).lower() == "1f1b"
 
 
 def count_stages(document: Document) -> int:

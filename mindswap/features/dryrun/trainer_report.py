@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.features.dryrun.trainer_step import TrainerStep
-from mindswap.policy.wording import name_indices
+from mindswap.policy.wording import index_runs, name_indices
 from mindswap.report.problems import escape
 from mindswap.report.simulation_text import describe_budget
 from mindswap.report.tables import NOTHING, attributes, format_table, group_equal
@@ -26,12 +26,13 @@ class TrainerDryRun:
     Attributes:
         title: name of the configuration.
         num_layers: layers of the full model, without those for multi-token prediction.
-        step: memory of the step, measured or extrapolated.
+        step: memory of the step, measured or extrapolated; of the pipeline stage with the highest peak.
         depths: layers of the models that ran.
         has_cann: whether the real CANN libraries were used.
         budget_bytes: memory budget of a card; None for no limit.
         margin_permille: part of the budget that plans keep free.
         notes: caveats for the reader.
+        stages: memory of each pipeline stage; empty without stages.
     """
 
     title: str
@@ -42,6 +43,7 @@ class TrainerDryRun:
     budget_bytes: int | None = None
     margin_permille: int = 0
     notes: tuple[str, ...] = ()
+    stages: tuple[TrainerStep, ...] = ()
 
     @property
     def is_exact(self) -> bool:
@@ -71,12 +73,13 @@ def format_trainer_dry_run(report: TrainerDryRun, other: TrainerDryRun | None = 
         f"dry run of {report.title} with MindFormers' own trainer (PyNative) on MindSpore's Ascend backend, without a "
         "card",
         "",
-        format_table(["one rank", *(each.title for each in reports)], table_rows([each.step for each in reports])),
+        format_table(["one rank", *map(_column_title, reports)], table_rows([each.step for each in reports])),
         "",
+        *(line for each in reports if each.stages for line in (_stage_table(each), "")),
         *(f"{each.title}: {each.basis}" for each in reports),
     ]
     if report.step.added_by_layer and report.step.copies is not None and not report.step.copies.out_bytes:
-        lines.append(f"forward of a layer adds: {_layer_sizes(report.step.added_by_layer)}")
+        lines.append(f"forward of a layer adds: {_layer_sizes(report.step)}")
     lines += _cell_lines(report.step)
     verdict = describe_budget(report.step.used_peak_bytes, report.budget_bytes, report.margin_permille)
     lines += ["", f"needs {format_bytes(report.step.used_peak_bytes)} without workspace: {verdict}".rstrip(": ")]
@@ -87,9 +90,33 @@ def format_trainer_dry_run(report: TrainerDryRun, other: TrainerDryRun | None = 
     return "\n".join(escape(line) for text in lines for line in text.split("\n"))
 
 
+def _column_title(report: TrainerDryRun) -> str:
+    return f"{report.title}, stage {report.step.stage}" if report.stages else report.title
+
+
+STAGE_HEADER = (
+    *("pipeline stage", "layers", "peak", "before the step", "kept in flight", "gradients"),
+    *("swapped out", "pinned host memory"),
+)
+
+
+def _stage_table(report: TrainerDryRun) -> str:
+    """Format a row for each pipeline stage."""
+    rows = [
+        [
+            f"{report.title}, stage {step.stage}",
+            ", ".join(index_runs(step.layer_indices)),
+            *map(_mib, (step.used_peak_bytes, step.before_bytes, step.kept_bytes, step.gradient_bytes)),
+            *map(_mib, (step.copies.out_bytes, step.copies.peak_host_bytes) if step.copies else (None, None)),
+        ]
+        for step in report.stages
+    ]
+    return format_table(STAGE_HEADER, rows)
+
+
 def table_rows(steps: Sequence[TrainerStep]) -> list[list[str]]:
     """Return the rows of the table, one column per step."""
-    kept: list[int | None] = [step.kept_bytes for step in steps]  # not known of a pipeline stage
+    kept: list[int | None] = [step.kept_bytes for step in steps]  # 0 is not known: a pipeline stage of HyperParallel
     sizes: dict[str, list[int | None]] = {
         "peak of forward and backward": [step.pass_peak_bytes for step in steps],
         "peak of the step": [step.used_peak_bytes for step in steps],
@@ -114,16 +141,19 @@ def _cell_lines(step: TrainerStep) -> list[str]:
         largest = sorted(sizes.items(), key=lambda entry: -entry[1])
         texts.append(", ".join(f"{name} {_mib(size)}" for name, size in largest if size >= MIN_CELL_BYTES))
     groups = [
-        (indices, text) for indices, text in group_equal(texts, lambda text: text, range(len(texts))) if text
-    ]  # fmt: skip
+        (indices, text)
+        for indices, text in group_equal(texts, lambda text: text, step.layer_indices or range(len(texts)))
+        if text
+    ]
     lines = [f"  {name_indices('layer', indices)}: {text}" for indices, text in groups]
     return ["forward adds, by cell:", *lines] if lines else []
 
 
-def _layer_sizes(sizes: Sequence[int]) -> str:
+def _layer_sizes(step: TrainerStep) -> str:
     """Format sizes of consecutive layers: `layer 0 216 MiB, layers 1-15 477 MiB each`."""
     runs: list[tuple[int, int, str]] = []  # first, last, size
-    for index, size in enumerate(map(_mib, sizes)):
+    indices = step.layer_indices or range(len(step.added_by_layer))
+    for index, size in zip(indices, map(_mib, step.added_by_layer), strict=True):
         if runs and runs[-1][2] == size:
             runs[-1] = (runs[-1][0], index, size)
         else:
@@ -149,19 +179,19 @@ def trainer_dry_run_to_json(report: TrainerDryRun) -> dict[str, Any]:
         "actual_peak_bytes": reserved_bytes,
         "peak_bytes": peak_bytes,
         "counts_fragments": False,
-        "stages": [_stage_to_json(report)],
+        "stages": [_stage_to_json(report, step) for step in report.stages or (step,)],
         "notes": list(report.notes),
     }
 
 
-def _stage_to_json(report: TrainerDryRun) -> dict[str, Any]:
-    step = report.step
+def _stage_to_json(report: TrainerDryRun, step: TrainerStep) -> dict[str, Any]:
     peak_bytes, copies = step.used_peak_bytes, step.copies
     static = {MemoryPart.WEIGHTS.title: step.weight_bytes, MemoryPart.OPTIMIZER_STATES.title: step.state_bytes}
     return {
-        "stage": 0,
-        "rank": 0,
-        "num_layers": report.num_layers,
+        "stage": step.stage,
+        "rank": step.stage,
+        "num_layers": len(step.layer_indices) or report.num_layers,
+        "layer_indices": list(step.layer_indices),
         "used_peak_bytes": peak_bytes,
         "actual_peak_bytes": step.reserved_bytes,
         "is_exact": report.is_exact,
@@ -180,7 +210,7 @@ def _stage_to_json(report: TrainerDryRun) -> dict[str, Any]:
         "added_by_cell": [dict(sizes) for sizes in step.added_by_cell],
         "runs": [
             {
-                "num_layers": step.num_layers,
+                "num_layers": len(step.layer_indices) or step.num_layers,
                 "used_peak_bytes": peak_bytes,
                 "actual_peak_bytes": step.reserved_bytes,
                 "copies_out": copies.num_out if copies else None,

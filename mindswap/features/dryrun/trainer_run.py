@@ -129,7 +129,7 @@ def run_trainer(request: TrainerRequest, folder: Path, report_status: StatusCall
     """
     arguments = {"config": request.config, "sample": request.sample}
     result, wall_s = run_program(PROGRAM, arguments, folder, report_status, request.variables)
-    return read_step(request.num_layers, result, folder / LOG, wall_s)
+    return replace(read_step(request.num_layers, result, folder / LOG, wall_s), stage=request.stage)
 
 
 def run_own_swap(
@@ -155,7 +155,7 @@ def run_own_swap(
     distances = {index: distance.count for index, distance in found.items()}
     arguments |= {"trace": recorded["trace"], "distances": distances}
     result, wall_s = run_program(OWN_SWAP, arguments, folder, report_status, request.variables)
-    step = read_step(request.num_layers, result, folder / LOG, record_s + wall_s)
+    step = replace(read_step(request.num_layers, result, folder / LOG, record_s + wall_s), stage=request.stage)
     if request.num_stages > 1:
         return step
     copies, targets = find_own_copies(trace, effect)
@@ -171,7 +171,7 @@ def read_step(num_layers: int, result: Mapping[str, Any], log: Path, wall_s: flo
     moved = result["moved"]
     names = (
         *("before_bytes", "kept_bytes", "gradient_bytes", "weight_bytes", "state_bytes", "trained_bytes"),
-        *("reserved_bytes", "uses_stand_in"),
+        *("reserved_bytes", "uses_stand_in", "expert_bytes"),
     )
     return TrainerStep(
         num_layers=num_layers,
@@ -183,6 +183,7 @@ def read_step(num_layers: int, result: Mapping[str, Any], log: Path, wall_s: flo
         copies=StepCopies(**{name: moved[name] for name in StepCopies.__dataclass_fields__}) if moved else None,
         set_lines=tuple(_SET_LINE.findall(log.read_text("utf-8", errors="replace"))),
         own_swap=result.get("swap"),
+        layer_indices=tuple(result["layer_indices"]),
         wall_s=wall_s,
         **{name: result[name] for name in names},
     )

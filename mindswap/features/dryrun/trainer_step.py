@@ -50,14 +50,15 @@ class TrainerStep:
     """Device memory of a step of MindFormers' trainer in bytes, without fragments and workspaces.
 
     Attributes:
-        num_layers: layers, without those for multi-token prediction.
+        num_layers: layers of the model that ran, without those for multi-token prediction.
         phase_peaks: peak of `forward`, `backward` and `optimizer`.
         before_bytes: allocated before the step.
-        kept_bytes: allocated by the forward pass and kept for backward.
+        kept_bytes: allocated by the forward pass and kept for backward; in a pipeline stage by all passes in flight.
         gradient_bytes: gradients at the end of the last backward pass.
         weight_bytes: parameters of the network.
         state_bytes: float32 weights and states of the optimizer.
         trained_bytes: parameters of the network that are trained.
+        expert_bytes: parameters of experts, of the network and of the optimizer.
         reserved_bytes: memory that the pool took at most, with fragments, in its blocks of 1 GiB.
         added_by_layer: what the forward pass of each layer allocates beyond what it frees; in order, with the layers
             for multi-token prediction; empty if extrapolated.
@@ -69,6 +70,8 @@ class TrainerStep:
         set_lines: lines of MindFormers on recomputed and swapped layers.
         own_swap: report of mindswap's own swap, see `mindswap.pynative.ledger.SwapReport`; None without.
         own_targets: layers in which mindswap's own swap moves something, by key path of the entry of the file.
+        stage: pipeline stage.
+        layer_indices: layers of the stage in the full model; empty without stages.
         wall_s: time of the process in seconds.
     """
 
@@ -90,6 +93,9 @@ class TrainerStep:
     set_lines: tuple[str, ...] = ()
     own_swap: Mapping[str, Any] | None = None
     own_targets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    expert_bytes: int = 0
+    stage: int = 0
+    layer_indices: tuple[int, ...] = ()
     wall_s: float = 0.0
 
     @property

@@ -61,10 +61,10 @@ def chunk_loss(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def model_without_stages(context: Context2x) -> Iterator[Finding]:
-    """The model cannot be divided into pipeline stages: the PyNative Qwen3 of MindFormers 2.1.0 takes no range of layers.
+    """The model cannot be divided into pipeline stages: the PyNative Qwen3 of MindFormers 2.1.0 has none.
 
-    MindFormers builds a stage with `layer_start` and `layer_end`, which this network refuses with a TypeError. The
-    networks of DeepSeek-V3 and V4 take both.
+    MindFormers builds a stage with a range of layers, `layer_start` and `layer_end`, which this network does not take
+    (TypeError). The networks of DeepSeek-V3 and V4 do.
 
     PASS:
         model: {model_type: deepseek_v3}

@@ -70,6 +70,16 @@ def test_further_micro_batches_are_like_the_second():
 
 
 @pytest.mark.parametrize(
+    ("schedule", "num_run"),
+    [({}, 5), ({"pipeline_parallel_schedule": "1F1B"}, 5), ({"pipeline_parallel_schedule": "gpipe"}, 16)],
+)
+def test_in_1f1b_further_micro_batches_than_one_more_than_stages_need_no_more(schedule, num_run):
+    """In GPipe all are in flight."""
+    staged = document(training={"global_batch_size": 16}, parallelism={"pipeline_parallel": 4, **schedule})
+    assert trainer_request(staged).sample["num_micro_batches"] == num_run
+
+
+@pytest.mark.parametrize(
     ("training", "parallelism", "num_cards", "text"),
     [
         ({"global_batch_size": 8}, {"tensor_parallel": 2}, 3, "--cards 3: no multiple of 2"),

@@ -1,7 +1,6 @@
 """Dry runs with the trainer of MindFormers 2.1.0 on MindSpore's Ascend backend, without a card."""
 
 import json
-import re
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
@@ -82,10 +81,16 @@ def test_each_pipeline_stage_runs_with_its_micro_batches_in_flight(tmp_path, cap
     file = tmp_path / "stages.yaml"
     file.write_text(yaml.safe_dump(data), encoding="utf-8")
     swapped = answer(capsys, str(file))
-    (stages,) = (note for note in swapped["notes"] if "peak of each pipeline stage" in note)
-    peaks = [int(size) for size in re.findall(r"stage \d+ (\d+) MiB", stages)]
+    stages = swapped["stages"]
+    assert [stage["stage"] for stage in stages] == [0, 1]
+    assert [stage["layer_indices"] for stage in stages] == [[0, 1], [2, 3]]
+    peaks = [stage["used_peak_bytes"] / MIB for stage in stages]
     assert peaks == [pytest.approx(823, rel=0.03), pytest.approx(1371, rel=0.03)]
     assert swapped["used_peak_bytes"] / MIB == pytest.approx(peaks[1], abs=1)
+    # What the swap leaves of two passes in flight, and of one with the loss.
+    assert [stage["kept_bytes"] / MIB for stage in stages] == [pytest.approx(47, abs=2), pytest.approx(411, abs=8)]
+    assert all(stage["phase_peaks"]["forward"] > stage["before_bytes"] for stage in stages)
+    assert any("stage 1, which needs most" in note for note in swapped["notes"])
     assert any("swapped 9 passes, all as predicted" in note for note in swapped["notes"])
     assert any("3 of 4 micro-batches ran" in note for note in swapped["notes"])
     assert not any("left out" in note for note in swapped["notes"])

@@ -1,6 +1,7 @@
 """Reports of dry runs of MindFormers 2.x, and what the command refuses, without MindSpore."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from mindswap import cli
 from mindswap.config.source import load_document
-from mindswap.features.dryrun.trainer import extrapolate, find_left_out
+from mindswap.features.dryrun.trainer import extrapolate, find_left_out, left_out_notes
 from mindswap.features.dryrun.trainer_report import TrainerDryRun, format_trainer_dry_run, trainer_dry_run_to_json
 from mindswap.features.dryrun.trainer_run import read_step
 from mindswap.features.dryrun.trainer_step import StepCopies, TrainerStep
@@ -48,6 +49,34 @@ def test_the_text_has_both_dry_runs_side_by_side():
     assert "forward of a layer adds: layer 0 10 MiB, layers 1-3 20 MiB each" in text
     assert "needs 900.0 MiB without workspace: fits in" in text
     assert text.count("note: a note") == 1
+
+
+def test_each_pipeline_stage_has_a_row_and_an_entry_of_its_own():
+    """Stage 1 needs most, and has the layers 2 and 3 of the model."""
+    first = replace(
+        STEP, phase_peaks={"forward": 500 * MIB, "backward": 600 * MIB, "optimizer": 1}, layer_indices=(0, 1)
+    )
+    last = replace(
+        STEP,
+        stage=1,
+        layer_indices=(2, 3),
+        added_by_layer=(20 * MIB, 30 * MIB),
+        added_by_cell=({"mlp": 8 * MIB}, {"mlp": 2 * MIB}),
+        copies=StepCopies(0, 0, 0, 0, 0),
+    )
+    report = replace(REPORT, step=last, stages=(first, last))
+    text = format_trainer_dry_run(report)
+    rows = [re.split(r" {2,}", line) for line in text.splitlines()]
+    assert ["one rank", "small, stage 1"] in rows
+    assert ["small, stage 0", "0-1", "600 MiB", "300 MiB", "400 MiB", "50 MiB", "0 MiB", "0 MiB"] in rows
+    assert ["small, stage 1", "2-3", "900 MiB", "300 MiB", "400 MiB", "50 MiB", "0 MiB", "0 MiB"] in rows
+    assert "forward of a layer adds: layer 2 20 MiB, layer 3 30 MiB" in text
+    assert ["", "layer 2: mlp 8 MiB"] in rows
+    stages = trainer_dry_run_to_json(report)["stages"]
+    assert [(stage["stage"], stage["num_layers"], stage["used_peak_bytes"] // MIB) for stage in stages] == [
+        (0, 2, 600),
+        (1, 2, 900),
+    ]
 
 
 def test_what_cells_add_is_grouped_by_equal_layers():
@@ -91,17 +120,32 @@ def test_the_lines_of_the_log_on_swap_and_recompute(tmp_path):
     names = ("before_bytes", "kept_bytes", "gradient_bytes", "weight_bytes", "state_bytes", "trained_bytes")
     result = {name: 1 for name in names} | {
         "reserved_bytes": 2, "uses_stand_in": False, "peaks": {"forward": 1}, "added_by_layer": [1], "moved": None,
-        "added_by_cell": [{"mlp": 1}], "wrappers": [], "layer_copies": [],
+        "added_by_cell": [{"mlp": 1}], "wrappers": [], "layer_copies": [], "layer_indices": [2, 3], "expert_bytes": 5,
     }  # fmt: skip
     step = read_step(2, result, log, 1.5)
     assert step.set_lines == ("Set layer swap at layer 0", "Set select recompute at layer 1: mlp")
     assert step.copies is None and step.wall_s == 1.5
+    assert (step.layer_indices, step.expert_bytes) == ((2, 3), 5)
 
 
 def test_parallelism_that_one_process_does_not_have():
     document = load_document(SMALL)
     assert find_left_out(document, None) == {}
     assert find_left_out(document, 8) == {"data_parallel_shard": -1}
+
+
+def test_what_one_process_does_not_have_is_named_with_its_size():
+    """Weights 100, states 200, gradients 50 MiB; activations 400 MiB."""
+    left_out = {"tensor_parallel": 2, "expert_parallel": 8, "context_parallel": 4, "cpu_offload": True}
+    notes = list(left_out_notes(left_out, replace(STEP, expert_bytes=30 * MIB)))
+    assert notes[0] == (
+        "tensor_parallel: 2 is left out: its ranks divide those of linear layers, of 350.0 MiB of weights, float32 "
+        "weights, states and gradients, and most of 400.0 MiB of activations"
+    )
+    assert notes[1] == ("expert_parallel: 8 is left out: its ranks divide 30.0 MiB of weights and states of experts")
+    assert notes[2] == "context_parallel: 4 is left out: its ranks divide 400.0 MiB of activations"
+    assert "200.0 MiB" in notes[3] and len(notes) == 5
+    assert list(left_out_notes({}, STEP)) == []
 
 
 @pytest.mark.parametrize(
