@@ -39,6 +39,10 @@ _COLUMNS = re.compile(r"( {2,})")
 _LABEL = re.compile(r"(\w+): +(.*)")
 # A number or a name, as in `{0} layers`: no blanks, no punctuation at the end.
 _VALUE = re.compile(r"\d[\d ,.%x+-]*|[\[{(].*[\])}]|[\w.\\/:'\"+*=~-]*[\w'\"*%]")
+# Words that are left of an English sentence, of which only parts are known.
+_ENGLISH = re.compile(r"(?<![\w.\\'/])[a-z]{2,} [a-z]{2,}(?![\w.\\'/])")
+# Seconds before a line of progress.
+_SECONDS = re.compile(r"\[ *\d+ s\] +")
 # A key of a YAML file, as in `optimizer: False`.
 _KEY = re.compile(r"[\w.\[\]]+")
 # Between two Chinese characters there is no blank.
@@ -53,7 +57,7 @@ class Template:
         pattern: matches the English text; a group for each placeholder.
         anchor: the longest part between placeholders; a text without it does not match.
         num_letters: letters outside of placeholders.
-        is_certain: whether it has enough of them to match whatever its placeholders are.
+        is_certain: whether it has enough of them, and text between its placeholders, to match whatever these are.
         translation: the text in Chinese, with the same placeholders.
     """
 
@@ -98,6 +102,8 @@ class Catalogue:
         if not text or len(line) > MAX_LINE:
             return line
         indent = line[: len(line) - len(line.lstrip(" "))]
+        if seconds := _SECONDS.match(text):
+            return indent + seconds[0] + self.translate_line(text[seconds.end() :])
         return indent + (self._translate_label(text) or self._translate_columns(text))
 
     def _translate_label(self, text: str) -> str | None:
@@ -141,7 +147,8 @@ class Catalogue:
             return self.exact[text]
         for template in self.templates:
             match = template.pattern.fullmatch(text) if template.anchor in text else None
-            if match is None or any("  " in part for part in match.groups()):  # columns are translated one by one
+            # Columns are translated one by one: no placeholder stands for two, or for the blanks between them.
+            if match is None or any("  " in part or part != part.strip() for part in match.groups()):
                 continue
             parts = match.groups()
             translated = [self._translate(part) for part in parts]
@@ -184,14 +191,18 @@ def _join_chinese(text: str) -> str:
 
 def _is_known(part: str, translated: str) -> bool:
     """Return whether a part of a text is a name, a number or a known text, and not some other sentence."""
-    return part != translated or _VALUE.fullmatch(part) is not None
+    if part == translated:
+        return _VALUE.fullmatch(part) is not None
+    return ": " not in part and not _ENGLISH.search(translated)
 
 
 def _template(english: str, chinese: str) -> Template:
     parts = _PLACEHOLDER.split(english)[::2]
     pattern = "(.*?)".join(map(re.escape, parts))
     num_letters = sum(character.isalpha() for part in parts for character in part)
-    is_certain = num_letters >= (MIN_LETTERS if parts[0] else MIN_LETTERS_AFTER_PLACEHOLDER)
+    # Of placeholders that one blank separates it is not known where the text of the first one ends.
+    is_separated = " " not in parts[1:-1]
+    is_certain = is_separated and num_letters >= (MIN_LETTERS if parts[0] else MIN_LETTERS_AFTER_PLACEHOLDER)
     return Template(re.compile(pattern), max(parts, key=len), num_letters, is_certain, chinese)
 
 

@@ -26,6 +26,10 @@ from tests.test_glossary import REPLACED, rows
 ROOT = Path(__file__).parents[1]
 ENTRIES = list(read_entries(CATALOGUE.read_text("utf-8")))
 PLACEHOLDER = re.compile(r"\{\d+\}")
+# Words of an English sentence; a command line is none.
+ENGLISH = re.compile(r"(?<![\w./])[a-z]{2,} [a-z]{2,}(?![\w./])")
+COMMAND_LINE = r"(mindswap|docker|ulimit) [^；]*"
+NAMES = r"\bdry run\b|rotary cos"
 # Terms that are also other words: `mindswap plan`, the rule `overlap`, the kernel of the system.
 AMBIGUOUS = {"plan", "overlap", "kernel"}
 # Texts with a word of the glossary in another meaning: an activation function, a cell of a table.
@@ -163,6 +167,42 @@ def test_english_reads_no_catalogue(monkeypatch):
     language.set_language({"LANG": "zh_CN"}, "inspect")
     language.set_language({}, "check")
     assert language.translate("nothing fits") == "nothing fits"
+
+
+@pytest.mark.parametrize(
+    ("english", "expected"),
+    [
+        ("with states on the card no plan found fits", "状态在卡上时没有找到放得下的方案"),
+        ("     17.8 ms  offload (D2H) of ffn.rcast, layers 1-2", "     17.8 ms  ffn.rcast 的换出（D2H），第 1-2 层"),
+        ("rank 0, peak: backward, after the layers: Mul-op0", "rank 0，峰值：反向，各层之后：Mul-op0"),
+        ("[   0 s] preparing stand-ins for CANN's libraries", "[   0 s] 准备 CANN 库的替身"),
+    ],
+)
+def test_a_line_is_translated_in_full_or_not_at_all(chinese, english, expected):
+    """Placeholders that a blank separates, a gap of columns, a clause before a known word, seconds before a line."""
+    assert chinese.translate_line(english) == expected
+
+
+def examples_of_pages():
+    """Return the lines that the pages show of the output of commands with Chinese messages."""
+    for page in sorted(ROOT.glob("docs/*.md")):
+        for block in re.findall(
+            r"^```console\n\$ mindswap (.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
+        ):
+            command, *lines = block.splitlines()
+            if command.split()[0] in language.COMMANDS and ".zh." not in page.name:
+                # `check` translates the parts of these alone: see above.
+                yield from (line for line in lines if not re.search(r":\d+: (error|warning): ", line))
+
+
+def test_no_line_of_an_example_of_a_page_is_translated_in_part(chinese):
+    lines = set(examples_of_pages())
+    translated = {line: chinese.translate_line(line) for line in lines}
+    assert len(lines) > 100
+    assert [
+        (line, text) for line, text in translated.items()
+        if re.search("[一-鿿]", text) and ENGLISH.search(re.sub(rf"'[^']*'|{NAMES}|{COMMAND_LINE}", "", text))
+    ] == []  # fmt: skip
 
 
 def test_columns_of_a_table_are_aligned(chinese):

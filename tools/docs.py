@@ -102,7 +102,7 @@ SENTENCES = (
         SIMULATE,
         r"^layers 1-2 .* \d+  # ms .* ms .* us",
     ),
-    ("docs/simulate.md", "swap # MiB each", "各要搬 # MiB", *SWAPS),
+    ("docs/simulate.md", "swap # MiB each", "各要换出 # MiB", *SWAPS),
     ("docs/configuration.md", r"^\| 3, 4 \| .* # MiB", "", *FOUND, "^layer 2 .*B +# MiB"),
     ("docs/configuration.md", r"^\| 3, 4 \| # MiB", "", *FOUND, "^layers 0, 3 +[0-9.]+ MiB +# MiB"),
 )

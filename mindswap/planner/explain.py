@@ -44,7 +44,7 @@ def explain_plan(model: StepModel, plan: Plan) -> list[str]:
     ]
     lines += _recompute_lines(plain, planned)
     lines += _kept_lines(planned)
-    return lines or ["Everything fits: nothing is swapped and nothing is recomputed."]
+    return lines or ["All activations fit: nothing is swapped and nothing is recomputed."]
 
 
 def _groups_line(policy: Policy, num_layers: int) -> str:

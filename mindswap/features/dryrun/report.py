@@ -85,7 +85,7 @@ def part_rows(report: DryRunReport, stage: StageRun, other: StageRun | None) -> 
         columns["simulate"] = simulated
         columns["difference"] = {part: simulated[part] - stage.part_bytes[part] for part in MemoryPart}
     if other:
-        columns["the other"] = other.part_bytes
+        columns["against"] = other.part_bytes
     sizes = {part: [part_bytes[part] for part_bytes in columns.values()] for part in MemoryPart}
     rows = [[part.title, *map(_mib, row)] for part, row in sizes.items() if any(map(_round_mib, row))]
     return ["live at the peak", *columns], rows

@@ -166,7 +166,7 @@ def _policy_lines(plan: Plan) -> list[str]:
         lines.append(f"recompute  whole layers  {_layers(policy.layer_recompute)}")
     if policy.output_recompute:
         lines.append(f"recompute  their outputs, with the layers after them  {_layers(policy.output_recompute)}")
-    return lines or ["nothing is swapped and nothing is recomputed: everything fits"]
+    return lines or ["nothing is swapped and nothing is recomputed: all activations fit"]
 
 
 def _fit(compared: Compared, memory: MemoryBudget | None) -> Fit:
