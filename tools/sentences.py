@@ -32,7 +32,8 @@ PAGES = (
                 "device_figures",
                 "rule_effects",
             ),
-            *("device_figures", "rule_effects", "internals/architecture", "internals/simulator"),
+            *("dryrun_set", "dryrun_broad", "long_sequences", "mindformers_2x"),
+            *("internals/architecture", "internals/simulator"),
         )
     ),
 )
