@@ -33,7 +33,7 @@ PAGES = (
                 "rule_effects",
             ),
             *("dryrun_set", "dryrun_broad", "long_sequences", "mindformers_2x"),
-            *("internals/architecture", "internals/simulator"),
+            *("internals/architecture", "internals/simulator", "internals/planner", "internals/planner_results"),
         )
     ),
 )
