@@ -15,17 +15,18 @@ NUM_BUDGETS = 12
 NUM_BOUNDS = 48
 
 
-def sweep_budgets(session: PlanSession) -> list[Plan]:
+def sweep_budgets(session: PlanSession, max_bytes: int | None = None) -> list[Plan]:
     """Return the Pareto-optimal plans from minimum memory to the memory of keeping everything.
 
     The budgets are one question and are solved together, so a plan for more memory is never slower than one for less.
 
     Args:
         session: new session of the problem; if its progress function raises `Stop`, the plans so far are returned.
+        max_bytes: highest budget; None for that of keeping everything.
     """
     min_memory_plan = session.plan(0)
     plans: list[Plan] = []
-    for budget in _budgets(plans, min_memory_plan):
+    for budget in _budgets(plans, min_memory_plan, max_bytes):
         plan = session.plan(budget)
         if plan.fits:
             plans.append(plan)
@@ -59,10 +60,14 @@ def bound_curve(planner: Planner, problem: PlanProblem, plans: list[Plan]) -> li
     return points
 
 
-def _budgets(plans: list[Plan], min_memory_plan: Plan) -> Iterator[int]:
+def _budgets(plans: list[Plan], min_memory_plan: Plan, max_bytes: int | None) -> Iterator[int]:
     """Yield both ends, then the middle of the largest gap; the caller appends each plan to `plans`."""
     yield min_memory_plan.smallest_budget_bytes
-    yield _keep_bytes(min_memory_plan)
+    keep_bytes = _keep_bytes(min_memory_plan)
+    high_bytes = keep_bytes if max_bytes is None else min(max_bytes, keep_bytes)
+    if high_bytes <= min_memory_plan.smallest_budget_bytes:
+        return
+    yield high_bytes
     tried: set[int] = set()
     for _ in range(NUM_BUDGETS - 2):
         gaps = [gap for gap in _gaps(plans) if gap[1] not in tried]
@@ -72,7 +77,8 @@ def _budgets(plans: list[Plan], min_memory_plan: Plan) -> Iterator[int]:
         tried.add(middle)
         yield middle
     for policy in min_memory_plan.compared:
-        if all(plan.peak_bytes > policy.peak_bytes or plan.step_time_ns > policy.step_time_ns for plan in plans):
+        is_new = all(plan.peak_bytes > policy.peak_bytes or plan.step_time_ns > policy.step_time_ns for plan in plans)
+        if is_new and policy.peak_bytes <= high_bytes:
             yield policy.peak_bytes
 
 

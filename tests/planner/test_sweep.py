@@ -7,7 +7,7 @@ from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.policy.coverage import KEEP_ALL
 
 
-def sweep(fits, interrupted_at=None):
+def sweep(fits, interrupted_at=None, max_bytes=None):
     """Memory and time of the plans of a sweep from 50 to 100 bytes, and the budgets that were asked."""
     asked = []
 
@@ -19,7 +19,7 @@ def sweep(fits, interrupted_at=None):
             compared=[SimpleNamespace(baseline=KEEP_ALL, peak_bytes=100, step_time_ns=500)],
         )  # fmt: skip
 
-    found = sweep_budgets(SimpleNamespace(plan=plan))
+    found = sweep_budgets(SimpleNamespace(plan=plan), max_bytes)
     return [(plan.peak_bytes, plan.step_time_ns) for plan in found], asked
 
 
@@ -30,6 +30,13 @@ def test_what_does_not_fit_is_no_part_of_the_curve():
 
 def test_where_nothing_fits_the_plan_for_the_least_memory_is_given():
     assert sweep(lambda budget: False) == ([(0, 600)], [0, 50, 100, 100])
+
+
+def test_a_highest_budget_ends_the_curve():
+    """At 80 in place of 100; where the least memory is above it, that is all. More than everything changes nothing."""
+    assert sweep(lambda budget: budget != 65, max_bytes=80) == ([(50, 550), (80, 520)], [0, 50, 80, 65])
+    assert sweep(lambda budget: True, max_bytes=40) == ([(50, 550)], [0, 50])
+    assert sweep(lambda budget: budget != 75, max_bytes=200) == sweep(lambda budget: budget != 75)
 
 
 def test_an_interrupted_sweep_has_the_plans_so_far():

@@ -12,6 +12,7 @@ from mindswap.config.source import with_model_of_folder
 from mindswap.config.step_settings import StepSettings
 from mindswap.errors import MindswapError
 from mindswap.features.plan import StepPlan, make_problem
+from mindswap.features.plan.states import PLACES, with_states_text
 from mindswap.features.plan.strategies import (
     capture_key,
     file_batch,
@@ -59,6 +60,7 @@ class BatchPlan:
     step_plan: StepPlan | None = None
     reason: str = ""
     layout: Layout | None = None  # layers of each stage, if the search moves layers
+    has_states_on_host: bool = False  # optimizer states are in host memory
     is_simulated: bool = False  # planned, not only bounded
     is_on_front: bool = False  # Pareto optimal: no other plan is as fast with less memory
 
@@ -91,9 +93,11 @@ class BatchSearch:
     """Captures, lower bounds and plans of candidates; each is computed once.
 
     Attributes:
+        is_file_on_host: the configuration has its optimizer states on the host.
+        places: where candidates have their optimizer states, on the host or not; first the place of the comparison.
         captured: networks by `capture_id` and by `shape_id`.
         bounds_ns: lower bound of the step time of each candidate.
-        infeasible: setups whose lower bound of memory is too large; larger ones are skipped.
+        infeasible: candidates whose lower bound of memory is too large; larger ones are skipped.
         plans: results so far, also of candidates without a plan.
         is_over: the search was interrupted.
     """
@@ -106,18 +110,29 @@ class BatchSearch:
     report_status: Callable[[str], None]
     tick: Tick
     has_layouts: bool
+    is_file_on_host: bool = False
+    places: tuple[bool, ...] = (False,)
     captured: dict[Hashable, CapturedStep] = field(default_factory=dict)
     bounds_ns: "dict[_Candidate, int]" = field(default_factory=dict)
-    infeasible: list[tuple[Strategy, Batch]] = field(default_factory=list)
+    infeasible: list[BatchPlan] = field(default_factory=list)
     plans: list[BatchPlan] = field(default_factory=list)
     is_over: bool = False
 
-    def make_candidate(self, strategy: Strategy, batch: Batch, layout: Layout | None = None) -> _Candidate | BatchPlan:
+    def make_candidates(self, strategy: Strategy, batch: Batch) -> Iterator[_Candidate | BatchPlan]:
+        """Yield a candidate for each place where the optimizer states can be; see `make_candidate`."""
+        for is_on_host in self.places:
+            yield self.make_candidate(strategy, batch, is_on_host)
+
+    def make_candidate(
+        self, strategy: Strategy, batch: Batch, is_on_host: bool, layout: Layout | None = None
+    ) -> _Candidate | BatchPlan:
         """Return a candidate to plan, or a result with the reason if its configuration has errors."""
-        unplanned = BatchPlan(batch, strategy, layout=layout)
+        unplanned = BatchPlan(batch, strategy, layout=layout, has_states_on_host=is_on_host)
         try:
             text = with_batch(with_strategy(self.text, self.document, strategy), self.document, batch)
             text = with_layout(text, self.document, layout) if layout else text
+            if is_on_host != self.is_file_on_host:
+                text = with_states_text(self.document, text, is_on_host)
             changed = with_model_of_folder(parse_document(text, self.document.file))
             checked = check_document(changed)
             if errors := checked.errors or check_document(with_swap_enabled(changed)).errors:
@@ -129,10 +144,8 @@ class BatchSearch:
             unplanned = replace(unplanned, layout=settings.pipeline.layout(checked.num_layers))
         has_sequence = changed.value("parallel_config", "use_seq_parallel") is True
         capture_id, shape_id = (make(settings, has_sequence) for make in (capture_key, shape_key))
-        is_file_setup = layout is None and (strategy, batch) == (
-            file_strategy(self.document),
-            file_batch(self.document),
-        )
+        file_setup = (file_strategy(self.document), file_batch(self.document), self.places[0])
+        is_file_setup = layout is None and (strategy, batch, is_on_host) == file_setup
         task = StepTask(Path(self.document.file).name, text, self.options)
         return _Candidate(unplanned, task, settings, is_file_setup, capture_id, shape_id)
 
@@ -162,11 +175,12 @@ class BatchSearch:
         """
         reasons = {}
         for candidate in candidates:
-            smaller = next((setup for setup in self.infeasible if needs_more(candidate.plan.setup, setup)), None)
+            smaller = next((each for each in self.infeasible if _needs_more(candidate.plan, each)), None)
             if smaller is not None:
-                of_which = f" of {smaller[0]}" if smaller[0] != candidate.plan.strategy else ""
+                of_which = f" of {smaller.strategy}" if smaller.strategy != candidate.plan.strategy else ""
+                size = smaller.batch.size
                 reasons[candidate] = (
-                    f"no policy fits micro-batches of {smaller[1].size}{of_which}: the lower bound of memory is larger"
+                    f"no policy fits micro-batches of {size}{of_which}: the lower bound of memory is larger"
                 )
         candidates = [candidate for candidate in candidates if candidate not in reasons]
         self._capture_networks(candidates)
@@ -178,7 +192,7 @@ class BatchSearch:
                 continue
             reasons[candidate] = bound
             if isinstance(bound, Infeasible):
-                self.infeasible.append(candidate.plan.setup)
+                self.infeasible.append(candidate.plan)
         return reasons
 
     def _can_beat_best(self, candidate: _Candidate) -> bool:
@@ -219,7 +233,8 @@ class BatchSearch:
                     batch_plan = candidate.plan
                     layers = f"; layers {batch_plan.layout}" if batch_plan.layout else ""
                     batch = f"{batch_plan.batch.count} of {batch_plan.batch.size}"
-                    self.report_status(f"plan {batch_plan.strategy}; micro-batches: {batch}{layers}")
+                    states = f"; states {PLACES[batch_plan.has_states_on_host]}" if len(self.places) > 1 else ""
+                    self.report_status(f"plan {batch_plan.strategy}; micro-batches: {batch}{layers}{states}")
                     started.append(candidate)
                     yield replace(candidate.task, captured=self.captured.get(candidate.capture_id))
 
@@ -242,6 +257,15 @@ class BatchSearch:
         ).as_compiled_with_swap()
         step_plan = StepPlan(step, make_problem(step, None, self.options.allow), plan)
         return replace(candidate.plan, step_plan=step_plan, is_simulated=True)
+
+
+def _needs_more(candidate: BatchPlan, infeasible: BatchPlan) -> bool:
+    """Return whether a candidate needs at least the memory of one for which no plan fits.
+
+    What does not fit with the optimizer states on the host does not fit with them on the card.
+    """
+    is_same_place = candidate.has_states_on_host == infeasible.has_states_on_host
+    return (is_same_place or infeasible.has_states_on_host) and needs_more(candidate.setup, infeasible.setup)
 
 
 def tokens_per_s(settings: StepSettings, step_time_ns: int) -> float:

@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.config.pipeline_layout import Layout
 from mindswap.config.render import block_lines
 from mindswap.config.source import BASE_CONFIG, load_document
+from mindswap.config.step_settings import read_step_settings
 from mindswap.features.plan import check_plan_writable
 from mindswap.features.plan.batch_search import BatchPlan, BatchSearch
+from mindswap.features.plan.states import find_file_obstacle, require_place
 from mindswap.features.plan.strategies import (
     file_batch,
     file_strategy,
@@ -42,6 +45,7 @@ class BatchOptions:
     cards: int | None = None  # number of cards for other strategies; None keeps the strategy of the file
     cards_per_node: int = 8  # limit of tensor parallel, which must not cross nodes
     moves_layers: bool = False  # also move layers between the pipeline stages of the best plan
+    states: bool | None = None  # whether the optimizer states are on the host, by a pin; None tries both
 
 
 def plan_batches(
@@ -68,7 +72,8 @@ def plan_batches(
         Candidates with a plan, fastest first, then those without one.
 
     Raises:
-        PlanError: a size does not divide the samples of a step, or no strategy fits the number of cards.
+        PlanError: a size does not divide the samples of a step, no strategy fits the number of cards, or the
+            optimizer states cannot be where they are pinned.
         PolicyError: the configuration has errors.
     """
     document = load_document(config)
@@ -86,6 +91,7 @@ def plan_batches(
         setups = list_strategies(requested.cards, space)
     if options.use_cache:
         open_data_cache()  # this process warns about an unusable cache; the processes of the pool do not
+    is_file_on_host = read_step_settings(document).is_state_offloaded
     search = BatchSearch(
         document=document,
         text=text,
@@ -95,8 +101,10 @@ def plan_batches(
         report_status=report_status,
         tick=tick,
         has_layouts=requested.moves_layers,
+        is_file_on_host=is_file_on_host,
+        places=_find_places(document, text, is_file_on_host, requested.states, options.allow.swap),
     )
-    list(search.evaluate_candidates([search.make_candidate(*setup) for setup in setups]))
+    list(search.evaluate_candidates([each for setup in setups for each in search.make_candidates(*setup)]))
     if requested.moves_layers:
         _move_layers(search)
     with_plan = [plan for plan in search.plans if plan.step_plan is not None]
@@ -104,6 +112,21 @@ def plan_batches(
     marked = [replace(plan, is_on_front=is_front) for plan, is_front in zip(with_plan, front, strict=True)]
     without_plan = (plan for plan in search.plans if plan.step_plan is None)
     return (*sorted(marked, key=lambda plan: -plan.tokens_per_s), *without_plan)
+
+
+def _find_places(
+    document: Document, text: str, is_file_on_host: bool, pinned: bool | None, can_swap: bool
+) -> tuple[bool, ...]:
+    """Return where candidates have their optimizer states: as in the file or as pinned first.
+
+    Raises:
+        PlanError: the pinned place is impossible.
+    """
+    obstacle = find_file_obstacle(document, text, not is_file_on_host)
+    if pinned is not None:
+        require_place(pinned, is_file_on_host, obstacle)
+        return (pinned,)
+    return (is_file_on_host,) if obstacle or not can_swap else (is_file_on_host, not is_file_on_host)
 
 
 def _move_layers(search: BatchSearch) -> None:
@@ -114,7 +137,7 @@ def _move_layers(search: BatchSearch) -> None:
 
     def faster(best: BatchPlan, layouts: Sequence[Layout]) -> BatchPlan | None:
         plans = search.evaluate_candidates(
-            [search.make_candidate(best.strategy, best.batch, layout) for layout in layouts]
+            [search.make_candidate(best.strategy, best.batch, best.has_states_on_host, layout) for layout in layouts]
         )
         return next((plan for plan in plans if plan.tokens_per_s > best.tokens_per_s), None)
 

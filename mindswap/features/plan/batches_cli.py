@@ -24,10 +24,12 @@ from mindswap.features.plan.dry_runs import (
     plan_with_dry_runs,
     verify_plan,
 )
+from mindswap.features.plan.states import is_states_pin, read_states_pin
 from mindswap.features.plan.strategies import file_batch, file_strategy
 from mindswap.features.plan.tasks import StepOptions
 from mindswap.features.plan.worker_pool import WorkerPool
 from mindswap.features.step_2x import is_2x
+from mindswap.planner.pins import read_pin
 from mindswap.planner.problem import Allow
 from mindswap.planner.strategies import AUTO
 from mindswap.policy.formats.mindformers1.read import find_num_layers
@@ -75,7 +77,9 @@ def reject_conflicting_options(args: argparse.Namespace) -> None:
     if args.ray:
         refuse_given(args, "--jobs", "{}: --ray takes all CPUs of the cluster", "leave one out")
     fix = "leave it out, or --batch-size, --micro-batches, --strategy, --stages"
-    refuse_given(args, "--sweep --explain --html --pin --plot --trace --objective=memory", "{}: is for one batch", fix)
+    single_batch_options = "--sweep --explain --html --plot --trace --objective=memory"
+    single_batch_options += "" if all(map(is_states_pin, args.pin)) else " --pin"
+    refuse_given(args, single_batch_options, "{}: is for one batch", fix)
     if args.strategy is None and args.stages and _has_one_stage(args.config):
         refuse_given(args, "--stages", "{}: there is one stage", "--strategy auto beside it, or leave it out")
     if is_trace_path(args.config) or is_2x(load_document(args.config)):
@@ -92,8 +96,12 @@ def _has_one_stage(config: str) -> bool:
 def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) -> int:
     """Plan every batch and strategy, and write the best. Returns the exit code, 1 if nothing fits."""
     document = load_document(args.config)
-    file_setup = FileSetup(file_strategy(document), file_batch(document), _file_layout(document))
-    requested = BatchOptions(args.batch_size or None, args.micro_batches or None, not args.any_global_batch)
+    states = read_states_pin(map(read_pin, args.pin))
+    is_on_host = read_step_settings(document).is_state_offloaded
+    file_setup = FileSetup(file_strategy(document), file_batch(document), _file_layout(document), is_on_host)
+    requested = BatchOptions(
+        args.batch_size or None, args.micro_batches or None, not args.any_global_batch, states=states
+    )
     if args.stages is not None:
         requested = replace(requested, moves_layers=True)
         if args.batch_size is None and args.micro_batches is None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from mindswap.config.pipeline_layout import Layout
 from mindswap.features.plan.batch_search import PRUNED, BatchPlan
+from mindswap.features.plan.states import PLACES
 from mindswap.planner.balance import Bubble, split_bubble
 from mindswap.planner.strategies import Batch, Strategy
 from mindswap.report.tables import format_table
@@ -14,11 +15,15 @@ from mindswap.units import format_bytes, format_count, format_time
 
 
 class FileSetup(NamedTuple):
-    """Strategy, batch and layers per stage of the configuration; `layout` is None without a pipeline."""
+    """Strategy, batch, layers per stage and place of the optimizer states of the configuration.
+
+    `layout` is None without a pipeline.
+    """
 
     strategy: Strategy
     batch: Batch
     layout: Layout | None
+    has_states_on_host: bool = False
 
 
 WIDTH, NO_BREAK = 110, "\N{NO-BREAK SPACE}"  # names in a line must not be broken
@@ -26,10 +31,18 @@ HEADER = ("micro-batches x samples", "samples/step", "step time", "tokens/s/card
 
 
 def _is_file_setup(batch_plan: BatchPlan, file_setup: FileSetup) -> bool:
-    return (batch_plan.strategy, batch_plan.batch) == (file_setup.strategy, file_setup.batch) and batch_plan.layout in (
-        None,
-        file_setup.layout,
+    is_same = (batch_plan.strategy, batch_plan.batch, batch_plan.has_states_on_host) == (
+        file_setup.strategy,
+        file_setup.batch,
+        file_setup.has_states_on_host,
     )
+    return is_same and batch_plan.layout in (None, file_setup.layout)
+
+
+def _place(batch_plan: BatchPlan, file_setup: FileSetup) -> str:
+    """Return where the optimizer states are, as the end of a name; "" if they are where the configuration has them."""
+    is_on_host = batch_plan.has_states_on_host
+    return f", states {PLACES[is_on_host]}" if is_on_host != file_setup.has_states_on_host else ""
 
 
 def format_batches(plans: Sequence[BatchPlan], file_setup: FileSetup) -> str:
@@ -46,6 +59,7 @@ def format_batches(plans: Sequence[BatchPlan], file_setup: FileSetup) -> str:
         name += f"{batch_plan.batch.count} x {batch_plan.batch.size}" + (
             f", layers {batch_plan.layout}" if batch_plan.layout else ""
         )
+        name += _place(batch_plan, file_setup)
         name += " (your file)" if _is_file_setup(batch_plan, file_setup) else ""
         if batch_plan.step_plan is None:
             if batch_plan.reason.startswith(PRUNED):
@@ -78,7 +92,7 @@ def format_batches(plans: Sequence[BatchPlan], file_setup: FileSetup) -> str:
     if fits:
         lines.append("*: nothing else is as fast with less memory")
         if not _is_file_setup(fits[0], file_setup):
-            lines.append(f"fastest: {describe(fits[0])}")
+            lines.append(f"fastest: {describe(fits[0])}{_place(fits[0], file_setup)}")
         shown = [
             batch_plan
             for batch_plan in fits
@@ -114,6 +128,7 @@ def batch_to_json(batch_plan: BatchPlan, file_setup: FileSetup) -> dict[str, obj
         "expert_parallel": batch_plan.strategy.experts,
         "use_seq_parallel": batch_plan.strategy.has_sequence,
         "layers": batch_plan.layout and batch_plan.layout.sizes,
+        "states_on_host": batch_plan.has_states_on_host,
         "is_own": _is_file_setup(batch_plan, file_setup),
         "fits": batch_plan.step_plan is not None,
         "reason": batch_plan.reason,

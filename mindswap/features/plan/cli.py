@@ -35,7 +35,9 @@ from mindswap.features.plan.batches_cli import (
 from mindswap.features.plan.make_plans import make_plans
 from mindswap.features.plan.pynative import with_swappable_stages
 from mindswap.features.plan.report import plan_to_json
+from mindswap.features.plan.states import is_states_pin
 from mindswap.features.plan.states_planner import StatesPlanner
+from mindswap.features.plan.sweep_cli import run_sweep
 from mindswap.features.plan.trainer_plans import (
     format_trainer_attempts,
     trainer_attempts_to_json,
@@ -47,7 +49,6 @@ from mindswap.files import refuse_existing, require_folders
 from mindswap.planner.explain import explain_plan
 from mindswap.planner.pins import read_pin
 from mindswap.planner.problem import Allow, Objective
-from mindswap.planner.solver.search import Progress
 from mindswap.report.problems import answer_text
 from mindswap.steps.recorded import is_trace_path
 from mindswap.system.streams import print_data, print_text
@@ -196,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
     with SearchBar() as bar:
         planner = StatesPlanner(step, allowed, pins)
         if args.sweep:
-            return _sweep(args, step, planner, objective, bar)
+            return run_sweep(args, step, planner, objective, bar)
 
         attempts, trained, step_plan = make_plans(args, step, planner, objective, bar)
     gc.freeze()  # data of the search is kept until the end; a collection of it takes half a second
@@ -237,7 +238,8 @@ def _refuse_early(args: argparse.Namespace) -> None:
         refuse_given(args, "--objective=memory", "--simple: not with {}", "--memory SIZE, or leave one out")
         refuse_given(args, "--pin", "--simple: not with {}", "leave one out")
     if args.sweep:
-        single_plan_options = "-o --in-place --html --explain --dry-run --simple --pin --objective=memory"
+        single_plan_options = "-o --in-place --html --explain --dry-run --simple --objective=memory"
+        single_plan_options += "" if all(map(is_states_pin, args.pin)) else " --pin"
         refuse_given(args, single_plan_options, "--sweep makes many plans: choose one with --memory for {}", "")
     reject_conflicting_options(args)
     reject_overwrite_without_output(args)
@@ -272,30 +274,3 @@ def _allowed(text: str) -> Allow:
     if not names or names - {"swap", "recompute"}:
         raise PlanError(f"--allow {text}: write swap, recompute or swap,recompute")
     return Allow("swap" in names, "recompute" in names)
-
-
-def _sweep(
-    args: argparse.Namespace, step: LoadedStep, planner: StatesPlanner, objective: Objective, progress: Progress
-) -> int:
-    """Plans for many budgets, as a table and a picture."""
-    from mindswap.features.plan.report import format_sweep, sweep_to_json
-
-    swept = planner.sweep(objective, progress)
-    plans = swept.plans
-    if not args.json:
-        print_text(format_sweep(plans, step.device.title))
-    if args.plot:
-        from mindswap.report.plots import plot_tradeoffs
-
-        plot_tradeoffs(
-            plans[0].compared,
-            args.plot,
-            title=f"{step.title}, step time against peak memory",
-            caption=step.device.title,
-            budget_bytes=step.device.usable_memory_bytes,
-            curve=plans,
-            bound=swept.bound(),
-        )
-    if args.json:
-        print_data(answer_text("plan", {"plans": sweep_to_json(plans)}, plans[0].fits))
-    return 0 if plans[0].fits else 1

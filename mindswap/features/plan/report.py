@@ -122,28 +122,45 @@ def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any]) -> dict[s
     }
 
 
-def format_sweep(plans: Sequence[Plan], device_title: str) -> str:
-    """Format the plans of a sweep as a table, least memory first."""
+def format_sweep(plans: Sequence[Plan], device_title: str, places: Sequence[str], states: str = "") -> str:
+    """Format the plans of a sweep as a table.
+
+    Args:
+        plans: the plans, least memory first.
+        device_title: name of the simulated device.
+        places: for each plan where its optimizer states are; a column, unless all are in one place.
+        states: why the states are in one place only; "" for none.
+    """
     rows = []
-    for plan in plans:
+    has_places = len(set(places)) > 1
+    for number, plan in enumerate(plans):
         policy, gap = plan.policy, "" if plan.gap is None else _percent(plan.gap)
         num_swaps = len(policy.op_swap) + len(policy.layer_swap)
         entries = f"{num_swaps}, {len(policy.select_recompute) + bool(policy.layer_recompute)}"
         figures = (format_bytes(plan.peak_bytes), format_time(plan.step_time_ns), _percent(plan.slowdown))
-        rows.append((*figures, gap, entries))
-    head = ("peak memory", "step time", "vs. keep all", "above lower bound", "swap entries, recompute entries")
-    return f"simulated on {device_title}\n\n{format_table(head, rows)}"
+        rows.append((*figures, gap, entries, *([places[number]] if has_places else [])))
+    head = ["peak memory", "step time", "vs. keep all", "above lower bound", "swap entries, recompute entries"]
+    lines = [f"simulated on {device_title}", "", format_table([*head, *["optimizer states"] * has_places], rows)]
+    if not has_places:
+        lines += ["", f"optimizer states {places[0]}" + (f": {states}" if states else " are better with every plan")]
+    return "\n".join(lines)
 
 
-def sweep_to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """Return the plans of a sweep as plain data for `--json`."""
+def sweep_to_json(plans: Sequence[Plan], places: Sequence[bool]) -> list[dict[str, Any]]:
+    """Return the plans of a sweep as plain data for `--json`.
+
+    Args:
+        plans: the plans.
+        places: for each plan whether its optimizer states are on the host.
+    """
     return [
         {
             "simulated": True,
             **attributes(plan, "peak_bytes step_time_ns slowdown lower_bound_ns is_coupled"),
+            "states_on_host": is_on_host,
             **plan.policy.to_config(),
         }
-        for plan in plans
+        for plan, is_on_host in zip(plans, places, strict=True)
     ]
 
 

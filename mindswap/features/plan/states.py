@@ -1,5 +1,6 @@
 """Optimizer states of a step: on the device, or in host memory (`optimizer: {swap: True}`)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,9 +10,10 @@ from mindswap.config.render import document_from_data
 from mindswap.config.section_edits import rewrite_section
 from mindswap.config.source import BASE_CONFIG, with_model_of_folder
 from mindswap.config.step_settings import is_on_cpu
-from mindswap.errors import PolicyError
+from mindswap.errors import PlanError, PolicyError
 from mindswap.features.plan.pynative import is_model_2x
 from mindswap.features.simulate import LoadedStep
+from mindswap.planner.pins import Pin, PinTreatment
 from mindswap.rules.mindformers1.optimizers import takes_swap
 from mindswap.simulator.cost.static_memory import state_sizes
 from mindswap.simulator.cost.step_terms import move_states_ns
@@ -21,6 +23,11 @@ from mindswap.units import format_bytes, format_time
 # Pattern of the pin of optimizer states: `--pin optimizer=keep` or `--pin optimizer=swap`.
 OPTIMIZER = "optimizer"
 PLACES = {False: "on the card", True: "on the host"}
+
+
+def is_states_pin(text: str) -> bool:
+    """Return whether a value of `--pin` is about the optimizer states."""
+    return text.partition("=")[0].strip() == OPTIMIZER
 
 
 @dataclass(frozen=True)
@@ -45,21 +52,68 @@ class OptimizerStates:
         }  # fmt: skip
 
 
+def read_states_pin(pins: Iterable[Pin]) -> bool | None:
+    """Return whether the user pins the optimizer states to the host; None without a pin.
+
+    Raises:
+        PlanError: the pins contradict each other, or are not about the placement.
+    """
+    treatments = {pin.treatment for pin in pins if pin.pattern == OPTIMIZER}
+    if not treatments:
+        return None
+    if len(treatments) > 1 or PinTreatment.RECOMPUTE in treatments:
+        given = ", ".join(sorted(treatment.value for treatment in treatments))
+        raise PlanError(
+            f"--pin {OPTIMIZER}={given}: of its states\n    allowed: keep, swap\n    fix:     one of the two"
+        )
+    return treatments == {PinTreatment.SWAP}
+
+
+def require_place(is_on_host: bool, is_file_on_host: bool, obstacle: str) -> None:
+    """Require that the optimizer states can be where a pin has them.
+
+    Args:
+        is_on_host: the placement of the pin.
+        is_file_on_host: the placement of the configuration, which is always possible.
+        obstacle: why the other placement is impossible; "" if it is possible.
+
+    Raises:
+        PlanError: the placement is impossible.
+    """
+    if is_on_host != is_file_on_host and obstacle:
+        asked, allowed = (PinTreatment.SWAP, PinTreatment.KEEP)[:: 1 if is_on_host else -1]
+        raise PlanError(
+            f"--pin {OPTIMIZER}={asked.value}: {obstacle}\n    allowed: {OPTIMIZER}={allowed.value}\n"
+            "    fix:     leave it out"
+        )
+
+
 def find_obstacle(step: LoadedStep, is_on_host: bool = True) -> str:
     """Return why the optimizer states of a step cannot be in host memory, or cannot leave it; "" if they can."""
-    optimizer = step.document.value("optimizer", "type")
     if is_model_2x(step.model):
         return "MindFormers 2.x has no states on the host in PyNative mode (its AdamW refuses enable_cpu_offload)"
     if step.path is None:
         return "there is no file to write optimizer.swap to"
+    return find_file_obstacle(step.document, step.config_text(), is_on_host)
+
+
+def find_file_obstacle(document: Document, text: str, is_on_host: bool = True) -> str:
+    """Return why a configuration cannot have its optimizer states in host memory, or not on the device; "" if it can.
+
+    Args:
+        document: configuration of MindFormers 1.9.
+        text: its text.
+        is_on_host: the placement in question.
+    """
+    optimizer = document.value("optimizer", "type")
     if optimizer is None:
         return "the file names no optimizer"
     if not takes_swap(optimizer):
         return f"MindFormers has no swap of optimizer states for {optimizer}"
-    if is_on_cpu(step.document):
+    if is_on_cpu(document):
         return "on CPU they are in host memory"
     try:
-        with_states_text(step, is_on_host)
+        with_states_text(document, text, is_on_host)
     except PolicyError as error:
         return f"optimizer.swap cannot be written: {str(error).splitlines()[0]}"
     return ""
@@ -68,7 +122,7 @@ def find_obstacle(step: LoadedStep, is_on_host: bool = True) -> str:
 def with_states(step: LoadedStep, is_on_host: bool) -> LoadedStep:
     """Return the step with its optimizer states in host memory or on the device, with the text of its configuration."""
     settings = replace(step.model.settings, is_state_offloaded=is_on_host)
-    text = with_states_text(step, is_on_host)
+    text = with_states_text(step.document, step.config_text(), is_on_host)
     document = parse_document(text, step.document.file)
     if document.get(BASE_CONFIG) is None:
         document = with_model_of_folder(document)
@@ -78,14 +132,14 @@ def with_states(step: LoadedStep, is_on_host: bool) -> LoadedStep:
     return replace(step, document=document, model=step.model.with_settings(settings), text=text)
 
 
-def with_states_text(step: LoadedStep, is_on_host: bool) -> str:
+def with_states_text(document: Document, text: str, is_on_host: bool) -> str:
     """Return the text of a configuration with `optimizer.swap`; all other text is unchanged.
 
     Raises:
         PolicyError: the text cannot be edited in place.
     """
-    section = _optimizer_section(step.document, is_on_host)[OPTIMIZER]
-    return rewrite_section(step.config_text(), OPTIMIZER, section, None, step.document.file)
+    section = _optimizer_section(document, is_on_host)[OPTIMIZER]
+    return rewrite_section(text, OPTIMIZER, section, None, document.file)
 
 
 def states_on_host(model: StepModel) -> tuple[int, int]:

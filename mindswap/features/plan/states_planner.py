@@ -4,16 +4,25 @@ Both placements are planned, and the faster plan that fits is kept. The second o
 does not rule it out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from mindswap.errors import PlanError
 from mindswap.features.plan.pynative import is_model_2x
-from mindswap.features.plan.states import OPTIMIZER, PLACES, OptimizerStates, find_obstacle, states_on_host, with_states
+from mindswap.features.plan.states import (
+    OPTIMIZER,
+    PLACES,
+    OptimizerStates,
+    find_obstacle,
+    read_states_pin,
+    require_place,
+    states_on_host,
+    with_states,
+)
+from mindswap.features.plan.states_sweep import StatesSweep, merge_sweeps
 from mindswap.features.plan.step_plan import StepPlan
-from mindswap.features.plan.step_planner import StepPlanner, Sweep
+from mindswap.features.plan.step_planner import StepPlanner
 from mindswap.features.simulate import LoadedStep
-from mindswap.planner.pins import Pin, PinTreatment
+from mindswap.planner.pins import Pin
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Compared, Objective, Plan
 from mindswap.planner.solver.search import Progress
 from mindswap.units import format_time
@@ -73,17 +82,13 @@ class StatesPlanner:
 
     def __init__(self, step: LoadedStep, allow: Allow = DEFAULT_ALLOW, pins: Sequence[Pin] = ()):
         self.step, self.allow = step, allow
-        self.pinned = _read_states_pin(pin for pin in pins if pin.pattern == OPTIMIZER)
+        self.pinned = read_states_pin(pins)
         self._pins = tuple(pin for pin in pins if pin.pattern != OPTIMIZER)
         self._planners: dict[bool, StepPlanner] = {}
         self._is_in_file = step.model.settings.is_state_offloaded
         self.obstacle = find_obstacle(step, not self._is_in_file)
-        if self.pinned is not None and self.pinned != self._is_in_file and self.obstacle:
-            asked, allowed = (PinTreatment.SWAP, PinTreatment.KEEP)[:: 1 if self.pinned else -1]
-            raise PlanError(
-                f"--pin {OPTIMIZER}={asked.value}: {self.obstacle}\n    allowed: {OPTIMIZER}={allowed.value}\n"
-                "    fix:     leave it out"
-            )
+        if self.pinned is not None:
+            require_place(self.pinned, self._is_in_file, self.obstacle)
         self._planner(self._is_in_file if self.pinned is None else self.pinned)  # refuses pins without effect
 
     def plan(
@@ -116,9 +121,22 @@ class StatesPlanner:
         than = "no plan found fits" if not other.fits else f"the plan takes {format_time(other.step_time_ns)}"
         return self._with_states(merged, is_on_host, f"with states {PLACES[not is_on_host]} {than}")
 
-    def sweep(self, objective: Objective = Objective.TIME, progress: Progress = lambda: None) -> Sweep:
-        """Plan for a range of budgets, with the states where the configuration or the pin has them."""
-        return self._planner(self._is_in_file if self.pinned is None else self.pinned).sweep(objective, progress)
+    def sweep(self, objective: Objective = Objective.TIME, progress: Progress = lambda: None) -> StatesSweep:
+        """Plan for a range of budgets, with the states in both places where they can be. Arguments as for `plan`.
+
+        With the states in the other place, budgets are planned below the least memory in which the first place is as
+        fast as any step of the other one can be.
+        """
+        is_first = self._is_in_file if self.pinned is None else self.pinned
+        first = self._planner(is_first).sweep(objective, progress)
+        if reason := self._find_only_place():
+            return merge_sweeps({is_first: first}, reason)
+        if any(plan.is_interrupted for plan in first.plans):
+            return merge_sweeps({is_first: first}, "the search was interrupted")
+        fastest_ns = self._fastest_elsewhere_ns(first.plans[0])
+        high_bytes = [plan.peak_bytes for plan in first.plans if plan.fits and plan.step_time_ns <= fastest_ns]
+        second = self._planner(not is_first).sweep(objective, progress, min(high_bytes, default=None))
+        return merge_sweeps({is_first: first, not is_first: second})
 
     def _planner(self, is_on_host: bool) -> StepPlanner:
         """Return the planner of a placement, made when it is first needed."""
@@ -141,15 +159,15 @@ class StatesPlanner:
             return "as in the file; --objective memory does not move them"
         if first.plan.is_interrupted:
             return "as in the file; the search was interrupted"
-        fastest_ns = self._fastest_elsewhere_ns(first)
+        fastest_ns = self._fastest_elsewhere_ns(first.plan)
         if first.fits and first.step_time_ns <= fastest_ns:
             return f"{PLACES[not self._is_in_file]} a step takes {format_time(fastest_ns)} or more"
         return ""
 
-    def _fastest_elsewhere_ns(self, plan: StepPlan) -> int:
+    def _fastest_elsewhere_ns(self, plan: Plan) -> int:
         """Return the step time of keeping all activations, with the states in the other place."""
         copy_ns = states_on_host(self.step.model)[1]
-        return plan.plan.unconstrained_ns + (-copy_ns if self._is_in_file else copy_ns)
+        return plan.unconstrained_ns + (-copy_ns if self._is_in_file else copy_ns)
 
     def _bounded_for_both(self, plan: StepPlan) -> StepPlan:
         """Return a plan of the file's placement with bounds that hold for both, without a search of the other one.
@@ -158,7 +176,7 @@ class StatesPlanner:
         than without the states. A plan that fits without a bound (of groups of layers) gets none.
         """
         size_bytes = 0 if self._is_in_file else states_on_host(self.step.model)[0]
-        bounds_ns = (plan.plan.lower_bound_ns, self._fastest_elsewhere_ns(plan))
+        bounds_ns = (plan.plan.lower_bound_ns, self._fastest_elsewhere_ns(plan.plan))
         least_bytes = max(0, plan.plan.least_budget_bytes - size_bytes)
         has_bound = not _is_unbounded(plan.plan)
         lower_bound_ns = min(bound_ns for bound_ns in bounds_ns if bound_ns is not None) if has_bound else None
@@ -172,23 +190,6 @@ class StatesPlanner:
             plan,
             states=OptimizerStates(is_on_host, is_on_host != self._is_in_file, size_bytes, copy_ns, reason),
         )
-
-
-def _read_states_pin(pins: Iterable[Pin]) -> bool | None:
-    """Return whether the user pins the states to the host; None without a pin.
-
-    Raises:
-        PlanError: the pins contradict each other, or are not about the placement.
-    """
-    treatments = {pin.treatment for pin in pins}
-    if not treatments:
-        return None
-    if len(treatments) > 1 or PinTreatment.RECOMPUTE in treatments:
-        given = ", ".join(sorted(treatment.value for treatment in treatments))
-        raise PlanError(
-            f"--pin {OPTIMIZER}={given}: of its states\n    allowed: keep, swap\n    fix:     one of the two"
-        )
-    return treatments == {PinTreatment.SWAP}
 
 
 def _rank(plan: StepPlan) -> tuple[bool, int]:

@@ -140,10 +140,18 @@ class StepPlanner:
 
         return search
 
-    def sweep(self, objective: Objective = Objective.TIME, progress: Progress = lambda: None) -> "Sweep":
-        """Plan for a range of budgets, which are solved together. Arguments as for `plan`."""
+    def sweep(
+        self, objective: Objective = Objective.TIME, progress: Progress = lambda: None, max_bytes: int | None = None
+    ) -> "Sweep":
+        """Plan for a range of budgets, which are solved together. Arguments as for `plan`.
+
+        Args:
+            objective: quantity to minimize.
+            progress: called after each simulation.
+            max_bytes: highest budget; None, or more than keeping everything needs, for that of keeping everything.
+        """
         problem = make_problem(self.step, None, self.allow, objective)
-        plans = sweep_budgets(PlanSession(self.planner, problem, progress))
+        plans = sweep_budgets(PlanSession(self.planner, problem, progress), max_bytes)
         return Sweep(self.planner, problem, tuple(compact(self.step, plan) for plan in plans))
 
     def bound_ns(self, memory: str | int | None = None) -> int | None:
@@ -182,6 +190,10 @@ class Sweep:
     def bound(self) -> list[tuple[int, int]]:
         """Return points of the lower bound: device memory in bytes, and the least possible step time in ns."""
         return list(bound_curve(self.planner, self.problem, list(self.plans)))
+
+    def bound_ns(self, budget_bytes: int) -> int | None:
+        """Return a lower bound in ns on the step time of all policies within a budget; None if none can fit."""
+        return self.planner.bound_ns(replace(self.problem, budget_bytes=budget_bytes))
 
 
 def evaluate_file_policy(problem: PlanProblem, step: LoadedStep) -> tuple[Compared, ...]:

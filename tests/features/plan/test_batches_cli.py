@@ -54,6 +54,8 @@ def test_only_what_differs_changes_and_comments_stay():
         (["--simple", "--pin", "add=swap"], "--simple: not with --pin"),
         (["--pin", "add=maybe"], "is not a decision"),
         (["--sweep", "--pin", "add=swap"], "--sweep makes many plans"),
+        (["--batch-size", "auto", "--pin", "optimizer=swap", "--pin", "add=keep"], "--pin: is for one batch"),
+        (["--batch-size", "auto", "--pin", "optimizer=recompute"], "--pin optimizer=recompute: of its states"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_compiled(capsys, options, message):
@@ -99,9 +101,11 @@ def test_each_strategy_has_its_row_and_the_fastest_is_dry_run_and_written(capsys
     answer = json.loads(out[out.index("{\n") :])
     assert code == 0 and answer["ok"]
     # One head is not cut, so there are two; one data parallel rank has both samples.
-    keys = ("data_parallel", "model_parallel", "pipeline_stage", "num_micro_batches", "is_own")
+    # Each with the optimizer states on the card, as in the file, and on the host.
+    keys = ("data_parallel", "model_parallel", "pipeline_stage", "num_micro_batches", "states_on_host", "is_own")
     found = {tuple(one[key] for key in keys) for one in answer["batches"]}
-    assert found == {(2, 1, 1, 1, True), (1, 1, 2, 2, False)}
+    moved = {(2, 1, 1, 1, True, False), (1, 1, 2, 2, True, False)}
+    assert found == {(2, 1, 1, 1, False, True), (1, 1, 2, 2, False, False)} | moved
     best, written = answer["batches"][0], parse_document(target.read_bytes(), "best.yaml")
     assert best["fits"] and written.count("parallel_config", "pipeline_stage") == best["pipeline_stage"]
     assert written.count("parallel_config", "data_parallel") == best["data_parallel"]

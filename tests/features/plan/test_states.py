@@ -1,6 +1,7 @@
 """Optimizer states on the card or on the host, as a choice of `plan`; a step made by hand, and files of a user."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -72,6 +73,25 @@ def test_states_are_on_the_host_where_that_is_faster(step, budget_bytes):
     # The file has it where MindFormers reads it.
     after = parse_document(planned_text(chosen.step, chosen.plan, "planned.yaml"), "planned.yaml").data()
     assert after["optimizer"] == {**step.document.data()["optimizer"], "swap": True} == chosen.sections["optimizer"]
+
+
+@pytest.mark.long
+def test_a_sweep_has_both_places(step, monkeypatch):
+    monkeypatch.setattr("mindswap.planner.sweep.NUM_BUDGETS", 3)
+    swept = StatesPlanner(step).sweep()
+    assert set(swept.places) == {False, True} == set(swept.sweeps) and not swept.reason
+    for less, more in pairwise(swept.plans):
+        assert less.peak_bytes < more.peak_bytes and less.step_time_ns > more.step_time_ns
+    # Where all that is kept is faster than any step with the states on the host, they are on the card.
+    assert swept.places[-1] is False and swept.plans[-1].slowdown == 0
+    for plan in swept.plans:
+        bounds = [sweep.bound_ns(plan.budget_bytes) for sweep in swept.sweeps.values()]
+        assert plan.lower_bound_ns == min(bound for bound in bounds if bound is not None) <= plan.step_time_ns
+    points = swept.bound()
+    assert points[0][0] == min(sweep.plans[0].least_budget_bytes for sweep in swept.sweeps.values())
+    assert all(before[1] >= after[1] for before, after in pairwise(points))
+    pinned = StatesPlanner(step, pins=[read_pin("optimizer=swap")]).sweep()
+    assert set(pinned.places) == {True} and pinned.reason == "--pin optimizer=swap"
 
 
 @pytest.mark.long

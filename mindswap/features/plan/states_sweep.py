@@ -1,0 +1,69 @@
+"""Plans for a range of budgets with the optimizer states in either place, as one curve of step time over memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mindswap.features.plan.step_planner import Sweep
+from mindswap.planner.problem import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class StatesSweep:
+    """Pareto-optimal plans of one or both placements of the optimizer states, least memory first.
+
+    Attributes:
+        sweeps: the sweep of each placement; the key is whether the states are on the host. The first one is that of the
+            configuration or the pin.
+        plans: the plans that no other one is better than in time and memory.
+        places: for each plan whether its states are on the host.
+        reason: why the states are in one place only; "" if both are in `sweeps`.
+    """
+
+    sweeps: Mapping[bool, Sweep]
+    plans: tuple[Plan, ...]
+    places: tuple[bool, ...]
+    reason: str = ""
+
+    def bound(self) -> list[tuple[int, int]]:
+        """Return points of the lower bound for both places: device memory in bytes, and the least step time in ns.
+
+        No bound rises with memory, so that of both places is the lowest of the points with as much memory or less.
+        """
+        points: list[tuple[int, int]] = []
+        for budget_bytes, bound_ns in sorted(point for sweep in self.sweeps.values() for point in sweep.bound()):
+            points.append((budget_bytes, min(bound_ns, points[-1][1]) if points else bound_ns))
+        return points
+
+
+def merge_sweeps(sweeps: Mapping[bool, Sweep], reason: str = "") -> StatesSweep:
+    """Merge the sweeps of both placements into one curve, compared with keeping everything where the file has them.
+
+    Args:
+        sweeps: see `StatesSweep`.
+        reason: see `StatesSweep`.
+    """
+    first = next(iter(sweeps.values())).plans[0]
+    merged = [
+        (replace(plan, compared=first.compared, unconstrained_ns=first.unconstrained_ns), is_on_host)
+        for is_on_host, sweep in sweeps.items()
+        for plan in sweep.plans
+    ]
+    fitting = [pair for pair in merged if pair[0].fits]
+    front: list[tuple[Plan, bool]] = []
+    for plan, is_on_host in sorted(fitting, key=lambda pair: (pair[0].peak_bytes, pair[0].step_time_ns)):
+        if not front or plan.step_time_ns < front[-1][0].step_time_ns:
+            front.append(
+                (_bounded(plan, [sweep for place, sweep in sweeps.items() if place != is_on_host]), is_on_host)
+            )
+    front = front or [min(merged, key=lambda pair: pair[0].smallest_budget_bytes)]
+    return StatesSweep(sweeps, tuple(plan for plan, _ in front), tuple(place for _, place in front), reason)
+
+
+def _bounded(plan: Plan, others: Sequence[Sweep]) -> Plan:
+    """Return a plan whose lower bounds hold for the other placement, too."""
+    bounds_ns = [sweep.bound_ns(plan.budget_bytes) for sweep in others]
+    lower_bound_ns = plan.lower_bound_ns
+    if lower_bound_ns is not None:
+        lower_bound_ns = min([lower_bound_ns, *(bound_ns for bound_ns in bounds_ns if bound_ns is not None)])
+    least_bytes = min([plan.least_budget_bytes, *(sweep.plans[0].least_budget_bytes for sweep in others)])
+    return replace(plan, lower_bound_ns=lower_bound_ns, least_budget_bytes=least_bytes)
