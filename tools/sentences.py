@@ -34,7 +34,7 @@ PAGES = (
             ),
             *("dryrun_set", "dryrun_broad", "long_sequences", "mindformers_2x"),
             *("internals/architecture", "internals/simulator", "internals/planner", "internals/planner_results"),
-            "internals/pynative",
+            *("internals/pynative", "internals/upstream_checks"),
         )
     ),
 )
