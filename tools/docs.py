@@ -305,3 +305,4 @@ if __name__ == "__main__":
     for name, (page, _) in PICTURES.items():
         if page in pages:
             draw(name)
+        drawn(name).unlink(missing_ok=True)  # another page may have the example of a picture

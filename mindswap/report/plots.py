@@ -63,6 +63,7 @@ def _words(figure: "Figure") -> str:
 WIDE = 2
 BEST, OTHER, CURVE = "#2f6bb8", "#5a6877", "#2f9e77"
 MARKS = "oDs^vP*X<>hd"
+MAX_LEGEND_COLUMNS = 34  # characters of a line of the legend, which takes its width from the axes
 
 
 def plot_tradeoffs(
@@ -99,7 +100,7 @@ def plot_tradeoffs(
     )
     figure = load_figure_class()(figsize=(8.5, 4.6), layout="constrained")
     axis = figure.subplots()
-    axis.set_title(f"{title}: simulated", loc="left")
+    figure.suptitle(f"{title}: simulated", x=0.01, horizontalalignment="left")  # above the legend, too
     caption = "\n".join(wrap(f"Simulated, no device was used. {caption}", 110))
     axis.set_xlabel("peak memory (GiB)", fontsize=9)
     figure.supxlabel(caption, fontsize=9)  # below the legend, too
@@ -181,6 +182,10 @@ def _colour(point: Compared, points: Sequence[Compared], budget_bytes: int | Non
 
 
 def _joined(points: Sequence[Compared]) -> list[Compared]:
-    """Join equal points, with all names."""
+    """Join equal points, with all names, each on a line of its own, as names may have commas."""
     same = group_equal(points, lambda point: (point.step_time_ns, point.peak_bytes), range(len(points)))
-    return [replace(first, name=", ".join(points[i].name for i in alike)) for alike, first in same]
+    return [replace(first, name="\n".join(_wrapped(points[i].name) for i in alike)) for alike, first in same]
+
+
+def _wrapped(name: str) -> str:
+    return "\n  ".join(wrap(name, MAX_LEGEND_COLUMNS))

@@ -111,7 +111,7 @@ def test_each_configuration_has_a_mark_of_its_own_and_the_colour_of_its_verdict(
     plot_tradeoffs(POINTS, "c.png", title="llama", caption="device", budget_bytes=54 * GIB)
     (axis,) = figures[0].axes
     assert legend(figures[0].legends[0]) == [
-        "none", "full-recompute", "select-recompute", "default-swap", "planned.yaml, the same",
+        "none", "full-recompute", "select-recompute", "default-swap", "planned.yaml\nthe same",
         "budget 54.0 GiB, red: does not fit",
     ]  # fmt: skip
     marks = axis.lines[:5]
@@ -172,6 +172,22 @@ def test_a_long_caption_is_all_in_the_picture(figures):
         box = text.get_window_extent()
         assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, text
         assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, text
+
+
+def test_names_of_any_length_leave_the_axes_most_of_the_picture_and_cover_nothing(figures):
+    names = [
+        "recompute, inputs swapped",
+        "recompute, inputs and norms swapped",
+        "a file of which the name has many words",
+    ]
+    points = [tried(name, 900 * MS, 40 * GIB) for name in names]
+    plot_tradeoffs(points, "c.png", title="step time against peak memory of a model", caption="device")
+    figure = figures[0]
+    figure.draw_without_rendering()
+    axis, title, legend_ = figure.axes[0].get_window_extent(), figure._suptitle.get_window_extent(), figure.legends[0]
+    assert axis.width > 0.5 * figure.bbox.width
+    boxes = [text.get_window_extent() for text in legend_.get_texts()]
+    assert not any(box.overlaps(other) for box in boxes for other in (axis, title))
 
 
 def test_a_picture_says_that_it_is_simulated_and_carries_its_words(tmp_path):
