@@ -1,39 +1,32 @@
 """Load the step of a configuration of MindFormers 2.x (PyNative): record it in the dry run, or take a trace of it."""
 
-import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mindswap.command_line.progress import PhaseLines
 from mindswap.config.nodes import Document, show
-from mindswap.config.parse import parse_document
 from mindswap.config.render import document_from_data
-from mindswap.config.step_settings import read_step_settings
+from mindswap.config.step_settings import StepSettings, read_step_settings
 from mindswap.errors import PlanError, PolicyError
-from mindswap.features.dryrun import (
-    find_left_out,
-    graph_mode_text,
-    num_micro_batches,
-    record_trainer_step,
-    recorder_versions,
-    trace_request,
-)
+from mindswap.features.dryrun import count_stages, find_left_out, is_1f1b, num_micro_batches
+from mindswap.features.recorded_2x import recorded_stages, trees_of
 from mindswap.features.simulate import LoadedStep
-from mindswap.graph.capture_cache import cached, make_key, open_data_cache
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.formats.mindformers2.effect import SettingsEffect
 from mindswap.policy.formats.mindformers2.read import find_mtp_layers, find_num_layers_2x
 from mindswap.policy.formats.mindformers2.tables import ConfigFormat, LayerPaths, Model, find_format
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.pynative.trace import SCHEMA_VERSION, RecordedStep, dump_trace, load_trace
+from mindswap.pynative.passes_in_flight import count_in_flight
+from mindswap.pynative.trace import RecordedStep
 from mindswap.rules.checker import PynativeCheck, check_pynative
+from mindswap.simulator.captured_step import CapturedStep
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_costs import find_costs
 from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
+from mindswap.simulator.staged_step import StagedStepModel
 from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.traced_step import TracedStepModel
-from mindswap.steps.recorded import capture_of, read_trace
+from mindswap.steps.recorded import capture_of
 
 # Sizes that must be equal in the file and in the trace: key of `model` in 2.x -> keys of `model.model_config` in 1.9.
 SIZES = {
@@ -42,8 +35,6 @@ SIZES = {
     "num_attention_heads": ("num_attention_heads", "num_heads"),
     "vocab_size": ("vocab_size",),
 }
-# Version of the recorded data; increase it when they change.
-RECORDER_VERSION = 2
 
 
 def is_2x(document: Document) -> bool:
@@ -93,21 +84,51 @@ def load_step_2x(
         CostError: the device is unknown.
     """
     _require_no_errors(check_pynative(document))
-    recorded, source = _recorded_step(document, trace, use_cache)
+    stages, source = recorded_stages(document, trace, use_cache)
     if trace is not None:
-        require_same_model(document, source, recorded, trace)
-    checked = check_pynative(document, None, model_of_trees(recorded.layers))
+        require_same_model(document, source, stages[0], trace)
+    checked = check_pynative(document, None, model_of_trees(trees_of(stages)))
     _require_no_errors(checked)
     costs = find_costs([document, source], device, overrides)
     caveats = list(_caveats(document, source, checked.effect))
-    captured = capture_of(recorded)
-    captured = replace(captured, notes=(*captured.notes, *caveats))
     settings = read_step_settings(source)
-    if recorded.memory is None:
+    if stages[0].memory is None:
+        captured = _captured(stages[0], caveats)
         model: StepModel = LayerSwapModel2x.of(StepModel(captured, costs, settings), caveats)
     else:
-        model = TracedStepModel(recorded, captured, costs, settings, caveats, checked.effect.settings.is_own_engine)
+        model = _model_of_stages(document, stages, costs, settings, caveats, checked.effect.settings.is_own_engine)
     return LoadedStep(document, policy_of_effect(checked.effect), model, None, Path(document.file))
+
+
+def _captured(recorded: RecordedStep, caveats: Sequence[str]) -> CapturedStep:
+    captured = capture_of(recorded)
+    return replace(captured, notes=(*captured.notes, *caveats))
+
+
+def _model_of_stages(
+    document: Document,
+    stages: Sequence[RecordedStep],
+    costs: CostTable,
+    settings: StepSettings,
+    caveats: Sequence[str],
+    is_own_engine: bool,
+) -> StepModel:
+    """Return the model of one rank, or of a rank of each pipeline stage."""
+    count = len(stages)
+    settings = replace(settings, pipeline=replace(settings.pipeline, num_stages=count))
+    models = [
+        TracedStepModel(
+            recorded,
+            _captured(recorded, caveats),
+            costs,
+            settings,
+            caveats,
+            is_own_engine,
+            count_in_flight(stage, count, settings.num_micro_batches, is_1f1b(document)) if count > 1 else (),
+        )
+        for stage, recorded in enumerate(stages)
+    ]
+    return models[0] if count == 1 else StagedStepModel(models)
 
 
 def _caveats(document: Document, source: Document, effect: SettingsEffect) -> Iterator[str]:
@@ -117,7 +138,12 @@ def _caveats(document: Document, source: Document, effect: SettingsEffect) -> It
         yield f"the trace is of {other_name}, this file of {name}: equal sizes, another model"
     if effect.settings.is_comm_enabled:
         yield "recompute_comm stays as it is: a trace of one rank has no communication"
-    if left_out := find_left_out(document, None):
+    left_out = {
+        name: value
+        for name, value in find_left_out(document, None).items()
+        if name != "pipeline_parallel" or count_stages(document) == 1
+    }
+    if left_out:
         names = ", ".join(f"{name}: {value}" for name, value in left_out.items())
         yield f"one rank with everything: {names} is left out, so each rank of the file holds less"
 
@@ -125,39 +151,6 @@ def _caveats(document: Document, source: Document, effect: SettingsEffect) -> It
 def _require_no_errors(checked: PynativeCheck) -> None:
     if checked.errors:
         raise PolicyError(checked.problems)
-
-
-def _recorded_step(document: Document, trace: str | None, use_cache: bool) -> tuple[RecordedStep, Document]:
-    """Return the recorded step, and the configuration in it."""
-    if trace is not None:
-        return read_trace(trace)
-    report_status = PhaseLines(time.monotonic(), sys.stderr)
-
-    def make() -> str:
-        report_status("recording a step of the trainer of MindFormers 2.x, once")
-        return dump_trace(record_trainer_step(document, report_status))
-
-    text = cached(open_data_cache() if use_cache else None, trace_key(document), {}, make)
-    # The trace may be that of a file with other micro-batches, or another section `mindswap`: neither is in the key.
-    recorded = replace(load_trace(text, document.file), config=graph_mode_text(document))
-    return recorded, parse_document(recorded.config, document.file)
-
-
-def trace_key(document: Document) -> str:
-    """Return the key of the recorded step of a configuration of MindFormers 2.x in the cache.
-
-    Args:
-        document: the configuration.
-
-    Raises:
-        GraphError: a size of the model is missing.
-        LaunchError: the batch cannot be distributed.
-    """
-    return make_key(
-        question="trace of MindFormers 2.x",
-        versions=[SCHEMA_VERSION, RECORDER_VERSION, *recorder_versions()],
-        request=repr(trace_request(document)),
-    )
 
 
 def model_of_trees(trees: tuple[CellNode, ...]) -> Model:
@@ -259,10 +252,10 @@ def require_same_model(document: Document, source: Document, recorded: RecordedS
             "    fix:     a trace of a configuration with as many layers"
         )
     pipeline = document.get("parallelism", "pipeline_parallel")
-    if pipeline is not None and pipeline.value not in (1, None) and recorded.memory is None:
+    if pipeline is not None and pipeline.value not in (1, None):
         raise PlanError(
-            f"{pipeline.location}: parallelism.pipeline_parallel: {show(pipeline)}: MindFormers 2.x does not swap with "
-            "a pipeline, and a trace has no stages\n    allowed: 1"
+            f"{pipeline.location}: parallelism.pipeline_parallel: {show(pipeline)}: {trace} has no stages\n"
+            "    allowed: 1 with --trace\n    fix:     leave --trace out: each stage is recorded then"
         )
     if source.count("parallel_config", "pipeline_stage") > 1:
         raise PlanError(f"{trace}: its configuration has several pipeline stages\n    allowed: 1")

@@ -10,9 +10,9 @@ from mindswap.policy.model import Policy
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.step_model import SimulatedStep, StepModel
+from mindswap.simulator.step_model_2x import StepModel2x
 from mindswap.simulator.summary import host_bytes_per_node, peak_host_bytes
 from mindswap.simulator.timeline import Timeline
-from mindswap.simulator.traced_step import TracedStepModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ def short_model(model: StepModel, max_operators: int = 0, factor: int = 1) -> tu
     Returns:
         Two models with different numbers of micro-batches; the model alone if it has no more than these.
     """
-    if isinstance(model, TracedStepModel):
+    if isinstance(model, StepModel2x):
         return (model,)
     layout = model.layout
     num_chunks = max(len(chunks) for chunks in layout.chunks)

@@ -16,7 +16,7 @@ from mindswap.planner.problem import Compared, Plan, PlanProblem
 from mindswap.planner.solver.search import Interruptible, Progress, Stop
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.memory import profile_memory
-from mindswap.simulator.traced_step import TracedStepModel
+from mindswap.simulator.step_model_2x import StepModel2x
 
 # Distances in layers. A larger one keeps more layers in flight, which takes memory, and does not shorten the waits.
 MAX_PREFETCH = 3
@@ -59,14 +59,25 @@ def plan_traced(problem: PlanProblem, progress: Progress = lambda: None) -> Plan
     """Search the best policy.
 
     Args:
-        problem: problem of a `TracedStepModel`.
+        problem: problem of a `StepModel2x`.
         progress: called after the baselines and each further simulation; may raise `Stop`, then the best policy so far
             is the plan.
     """
     interruptible = Interruptible(progress)
-    search = _ActionSearch(problem, interruptible)
+    search = ActionSearch(problem, interruptible)
     search.run()
-    policy = min(search.evaluated, key=search.rank)
+    return plan_of_search(search, min(search.evaluated, key=search.rank), interruptible.is_stopped)
+
+
+def plan_of_search(search: "ActionSearch", policy: Policy, is_interrupted: bool) -> Plan:
+    """Return the plan with a policy.
+
+    Args:
+        search: a search that evaluated the baselines.
+        policy: the best policy.
+        is_interrupted: whether the search was stopped.
+    """
+    problem = search.problem
     evaluation = evaluate(problem, policy)
     keep_ns = search.evaluated[Policy(is_swap_enabled=True)].step_time_ns
     peak_bytes = evaluation.peak_bytes
@@ -82,12 +93,12 @@ def plan_traced(problem: PlanProblem, progress: Progress = lambda: None) -> Plan
         # Swap and recompute only add time. With a plan the slowdown says the same.
         lower_bound_ns=None if evaluation.fits else keep_ns,
         smallest_budget_bytes=min(problem.budget_bytes, peak_bytes) if evaluation.fits else peak_bytes,
-        least_budget_bytes=problem.model.static[0].total_bytes,
+        least_budget_bytes=max(static.total_bytes for static in problem.model.static),
         host_budget_bytes=problem.host_bytes,
         holders=_holders(problem, policy),
         compared=search.compared(),
         num_evaluations=len(search.evaluated),
-        is_interrupted=interruptible.is_stopped,
+        is_interrupted=is_interrupted,
     )
 
 
@@ -95,17 +106,18 @@ def _holders(problem: PlanProblem, policy: Policy) -> tuple[tuple[str, int], ...
     """Return the memory at the peak by operator, largest first; static memory is one entry."""
     step = problem.model.simulate(policy)
     intervals, labels = step.timeline.program.intervals, step.timeline.program.labels
-    sizes = {"weights, optimizer states": step.static[0].total_bytes}
-    for position in profile_memory(step.timeline, 0).holders:
+    stage = max(range(len(step.static)), key=lambda number: step.peaks_bytes[number])
+    sizes = {"weights, optimizer states": step.static[stage].total_bytes}
+    for position in profile_memory(step.timeline, stage).holders:
         label = str(labels[intervals.label[position]])
         sizes[label] = sizes.get(label, 0) + int(intervals.size_bytes[position])
     return tuple(sorted(sizes.items(), key=lambda entry: -entry[1]))
 
 
-def find_actions(model: TracedStepModel, problem: PlanProblem) -> list[Action]:
+def find_actions(model: StepModel2x, problem: PlanProblem) -> list[Action]:
     """Return the actions that the plan may use; cells are those with a part of what their layer saves."""
     allow = problem.allow
-    distances = range(1, min(MAX_PREFETCH, model.index.num_layers - 1) + 1)
+    distances = range(1, min(MAX_PREFETCH, model.num_layers - 1) + 1)
     cells = model.saving_cells(MIN_CELL_PERMILLE)
     recomputes = [Action(False, path) for path in ["", *cells]] if allow.recompute else []
     swaps = [Action(True, "", distance) for distance in distances] if allow.swap else []
@@ -114,24 +126,29 @@ def find_actions(model: TracedStepModel, problem: PlanProblem) -> list[Action]:
 
 
 @dataclass(eq=False)
-class _ActionSearch:
-    """Simulates policies, each once."""
+class ActionSearch:
+    """Simulates policies, each once.
+
+    Attributes:
+        problem: the problem.
+        progress: called after each simulation but those of the baselines.
+        evaluated: results by policy.
+    """
 
     problem: PlanProblem
     progress: Interruptible
     evaluated: dict[Policy, Candidate] = field(default_factory=dict)
 
     @property
-    def model(self) -> TracedStepModel:
+    def model(self) -> StepModel2x:
         """The model of the step."""
-        if not isinstance(self.problem.model, TracedStepModel):
+        if not isinstance(self.problem.model, StepModel2x):
             raise AssertionError("a model without the memory of a step")
         return self.problem.model
 
     def run(self) -> None:
         """Evaluate the baselines, which a stop does not leave out, and the candidates."""
-        for policy in self._common().values():
-            self._evaluate(policy)
+        self.evaluate_baselines()
         if self._fits(Policy(is_swap_enabled=True)):
             return
         with suppress(Stop):
@@ -143,11 +160,15 @@ class _ActionSearch:
                 self._pair(first, second)
             self._swap_inputs()
 
+    def evaluate_baselines(self) -> None:
+        """Evaluate the baseline policies."""
+        for policy in self._common().values():
+            self._evaluate(policy)
+
     def _layers(self, action: Action, prefetch: int, taken: Sequence[int] = ()) -> list[int]:
         """Return the layers that may have an action, in the order in which they get it."""
-        count = self.model.index.num_layers
         keeps_last = action.is_swap and not self.model.is_own_engine  # MindFormers does not swap the last layers
-        layers = range(count - (prefetch if keeps_last else 0))
+        layers = self.model.layer_indices[: self.model.num_layers - (prefetch if keeps_last else 0)]
         return [layer for layer in layers if layer not in taken and self.model.has_cell(layer, action.path)]
 
     def _single(self, action: Action) -> tuple[Action, Policy] | None:
@@ -179,10 +200,12 @@ class _ActionSearch:
 
     def _swap_inputs(self) -> None:
         """Recompute all layers, and search the least number whose input has to be swapped, as MindFormers does."""
-        count, allow = self.model.index.num_layers, self.problem.allow
-        if allow.swap and allow.recompute and count > 1 and not self.model.is_own_engine:
-            self._least(lambda number: policy_of_actions({Action(False): range(count), Action(True): range(number)}),
-                        count - 1)  # fmt: skip
+        layers, allow = self.model.layer_indices, self.problem.allow
+        if allow.swap and allow.recompute and len(layers) > 1 and not self.model.is_own_engine:
+            self._least(
+                lambda number: policy_of_actions({Action(False): layers, Action(True): layers[:number]}),
+                len(layers) - 1,
+            )
 
     def _least(self, policy_of: Callable[[int], Policy], most: int) -> Policy:
         """Return the policy with the least number of layers that fits; with all of them if none does."""
@@ -218,14 +241,14 @@ class _ActionSearch:
 
     def _common(self) -> Mapping[str, Policy]:
         """Return the allowed baseline policies by name."""
-        count, allow = self.model.index.num_layers, self.problem.allow
+        layers, allow = self.model.layer_indices, self.problem.allow
         policies = {"keep all": Policy(is_swap_enabled=True)}
         if allow.recompute:
-            policies["full recompute"] = policy_of_actions({Action(False): range(count)})
+            policies["full recompute"] = policy_of_actions({Action(False): layers})
         if allow.swap and self.model.is_own_engine:
-            policies["swap all layers"] = policy_of_actions({Action(True): range(count)})
-        elif allow.swap and count > 1:
-            policies["swap all but the last layer"] = policy_of_actions({Action(True): range(count - 1)})
+            policies["swap all layers"] = policy_of_actions({Action(True): layers})
+        elif allow.swap and len(layers) > 1:
+            policies["swap all but the last layer"] = policy_of_actions({Action(True): layers[:-1]})
         return policies
 
     def compared(self) -> tuple[Compared, ...]:

@@ -141,6 +141,7 @@ class RecordedStep:
     versions: dict[str, str] = field(default_factory=dict)  # versions of the recording software
     notes: tuple[str, ...] = ()  # differences between this step and a step of the training
     memory: StepMemory | None = None  # device memory of a whole step, of a dry run on Ascend; None for a CPU
+    layer_indices: tuple[int, ...] = ()  # layers of a pipeline stage in the full model; empty without stages
 
 
 def is_trace(data: object) -> bool:
@@ -164,8 +165,17 @@ def dump_trace(step: RecordedStep) -> str:
         "layers": [_tree(layer) for layer in step.layers],
         "config": step.config,
         **({"memory": step.memory.to_data()} if step.memory is not None else {}),
+        **({"layer_indices": step.layer_indices} if step.layer_indices else {}),
     }
     return json.dumps(data, separators=(",", ":"), default=str) + "\n"
+
+
+def _layer_indices(data: dict[str, Any], num_layers: int) -> tuple[int, ...]:
+    """Return the layers of a pipeline stage. Raises ValueError: there are more or fewer than it has."""
+    indices = tuple(map(int, data.get("layer_indices", ())))
+    if indices and len(indices) != num_layers:
+        raise ValueError(f"layer_indices has {len(indices)} of {num_layers} layers")
+    return indices
 
 
 def load_trace(text: str, file: str) -> RecordedStep:
@@ -204,7 +214,8 @@ def load_trace(text: str, file: str) -> RecordedStep:
             raise ValueError(f"num_layers is {trace.num_layers!r:.60}, and there are {len(layers)} layers")
         require_trace_indices(trace)
         memory = _step_memory(data["memory"], len(operators)) if "memory" in data else None
-        return RecordedStep(trace, layers, data["config"], dict(data["versions"]), tuple(data["notes"]), memory)
+        texts = data["config"], dict(data["versions"]), tuple(data["notes"])
+        return RecordedStep(trace, layers, *texts, memory, _layer_indices(data, len(layers)))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: the trace is damaged: {error!r}") from error
 

@@ -14,6 +14,7 @@ from mindswap.config.step_settings import StepSettings
 from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.ops import ComputeUnit, OpClass, classify
 from mindswap.policy.model import Policy
+from mindswap.pynative.passes_in_flight import find_held, host_bytes_in_flight
 from mindswap.pynative.recomputed_regions import LayerActions
 from mindswap.pynative.step_index import BlockFacts, StepIndex
 from mindswap.pynative.step_memory import BACKWARD, FORWARD, NO_OPERATOR, OPTIMIZER, StepMemory
@@ -36,7 +37,8 @@ from mindswap.simulator.program import (
     Program,
     copy_reference,
 )
-from mindswap.simulator.step_model import SimulatedStep, StepModel
+from mindswap.simulator.step_model import SimulatedStep
+from mindswap.simulator.step_model_2x import StepModel2x, distance_of
 from mindswap.simulator.timeline import StepTerm, Timeline
 
 CAVEATS = (
@@ -68,7 +70,7 @@ class _BlockRole:
     layer: int
 
 
-class TracedStepModel(StepModel):
+class TracedStepModel(StepModel2x):
     """Step model of MindFormers 2.x. In policies, distances count layers, and patterns match entire dotted paths.
 
     Args:
@@ -78,9 +80,11 @@ class TracedStepModel(StepModel):
         settings: micro-batches and batch size.
         caveats: what of the file is not modelled, as text, in addition to `CAVEATS`.
         is_own_engine: whether mindswap's own executor swaps; default is the swap of MindFormers.
+        in_flight: other passes that are in flight during each tracked one, as in a pipeline stage; default is none.
 
     Attributes:
         file_caveats: `caveats`.
+        layer_indices: its layers in the full model, of which a pipeline stage has a part.
         is_own_engine: whether mindswap's own executor swaps.
     """
 
@@ -92,6 +96,7 @@ class TracedStepModel(StepModel):
         settings: StepSettings,
         caveats: Sequence[str] = (),
         is_own_engine: bool = False,
+        in_flight: Sequence[int] = (),
     ):
         if step.memory is None:
             raise AssertionError("a trace without the memory of a step")
@@ -101,6 +106,8 @@ class TracedStepModel(StepModel):
         self.caveats = (*CAVEATS, *caveats)
         self.step_memory: StepMemory = step.memory
         self.index = StepIndex(step.trace, step.memory)
+        self.layer_indices = step.layer_indices or tuple(range(self.index.num_layers))
+        self.in_flight = tuple(in_flight)
         self.texts: list[str] = []
         self._task_labels = self._label_tasks()
         self._task_ns = self._durations()
@@ -114,26 +121,21 @@ class TracedStepModel(StepModel):
 
     def simulate(self, policy: Policy) -> SimulatedStep:
         """Simulate a step under a policy."""
-        schedule = self._schedule(policy)
-        timeline = run_program(self._program(schedule))
+        schedule = self.schedule(policy)
+        timeline = run_program(self.program_of(schedule))
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
-        moved_bytes = sum(
-            self.step_memory.blocks[number].size_bytes
-            for number in {copy.block for copy in schedule.copies}
-            if self.index.blocks[number].is_permanent
-        )
-        return SimulatedStep(timeline, self.terms(timeline), peaks, (self._static(moved_bytes),))
+        return SimulatedStep(timeline, self.terms(timeline), peaks, (self.static_of(schedule),))
 
     def program(self, policy: Policy) -> Program:
         """Build operators, copies and memory intervals of a step under a policy."""
-        return self._program(self._schedule(policy))
+        return self.program_of(self.schedule(policy))
 
-    def _schedule(self, policy: Policy) -> Schedule:
+    def schedule(self, policy: Policy) -> Schedule:
+        """Return tasks, copies and lifetimes of memory under a policy."""
         return schedule_step(self.index, self.actions(policy), distance_of(policy), self.is_own_engine)
 
     def actions(self, policy: Policy) -> list[LayerActions]:
         """Return the actions of a policy on each layer."""
-        layers = range(self.index.num_layers)
         return [
             LayerActions(
                 is_recomputed=layer in policy.layer_recompute,
@@ -145,7 +147,7 @@ class TracedStepModel(StepModel):
                     *(("", entry.prefetch) for entry in policy.layer_swap if layer in entry.layers),
                 ),
             )
-            for layer in layers
+            for layer in self.layer_indices
         ]
 
     def saving_cells(self, min_permille: int) -> list[str]:
@@ -169,29 +171,36 @@ class TracedStepModel(StepModel):
 
     def has_cell(self, layer: int, path: str) -> bool:
         """Return whether a layer has a cell at a dotted path; "" is the layer itself."""
-        return not path or path in self._cells[self.captured.trees[layer]]
-
-    def actual_peaks_bytes(self, simulated: SimulatedStep, *, is_level_kept: bool = True) -> tuple[int, ...]:
-        """Return the peak; fragments of the pool are not simulated."""
-        return simulated.peaks_bytes
+        return not path or path in self._cells[self.captured.trees[self.layer_indices.index(layer)]]
 
     @property
     def static(self) -> tuple[StaticMemory, ...]:
         """Memory that is live during the entire step."""
-        return (self._static(0),)
+        return (self.static_of(Schedule()),)
 
     def terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
         """Return the time of the micro-batches that were not tracked: they are as the last one."""
         tracked, total = self.index.num_micro_batches, self.settings.num_micro_batches
         if total <= tracked:
             return ()
-        ends = [0] * tracked
-        ops = timeline.program.ops
-        for micro_batch in range(tracked):
-            is_of_micro_batch = (ops.micro_batch == micro_batch) & (ops.kind != OpKind.SEND)
-            ends[micro_batch] = int(timeline.op_end_ns[is_of_micro_batch & self._is_pass(timeline)].max(initial=0))
-        last_ns = ends[-1] - (ends[-2] if tracked > 1 else 0)
-        return (StepTerm(f"{total - tracked} more micro-batches", last_ns * (total - tracked)),)
+        return (StepTerm(f"{total - tracked} more micro-batches", self.pass_ns(timeline) * (total - tracked)),)
+
+    def pass_ns(self, timeline: Timeline, stage: int = 0) -> int:
+        """Return the time of forward and backward of the last tracked micro-batch.
+
+        Args:
+            timeline: a simulated step.
+            stage: number of this model in the timeline.
+        """
+        program, tracked = timeline.program, self.index.num_micro_batches
+        begin, end = program.stage_starts[stage : stage + 2].tolist()
+        micro_batches, labels = program.ops.micro_batch[begin:end], program.ops.label[begin:end]
+        is_pass = np.array([not str(program.labels[label]).startswith(OPTIMIZER) for label in labels])
+        ends_ns = [
+            int(timeline.op_end_ns[begin:end][is_pass & (micro_batches == micro_batch)].max(initial=0))
+            for micro_batch in range(tracked)
+        ]
+        return ends_ns[-1] - (ends_ns[-2] if tracked > 1 else 0)
 
     def model_flops(self) -> int:
         """Return the floating point operations of matrix units in one step without recompute, over all cards."""
@@ -206,8 +215,14 @@ class TracedStepModel(StepModel):
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def _static(self, moved_bytes: int) -> StaticMemory:
+    def static_of(self, schedule: Schedule) -> StaticMemory:
+        """Return the memory that is live during the entire step, without weights that the schedule moves."""
         memory = self.step_memory
+        moved_bytes = sum(
+            memory.blocks[number].size_bytes
+            for number in {copy.block for copy in schedule.copies}
+            if self.index.blocks[number].is_permanent
+        )
         permanent = sum(facts.block.size_bytes for facts in self.index.blocks if facts.is_permanent)
         return StaticMemory(
             parameter_bytes=memory.weight_bytes - moved_bytes,
@@ -215,11 +230,8 @@ class TracedStepModel(StepModel):
             optimizer_bytes=memory.state_bytes,
             workspace_bytes=0,
             constant_bytes=permanent - memory.weight_bytes - memory.state_bytes,
+            host_bytes=host_bytes_in_flight(schedule, self.in_flight),
         )
-
-    def _is_pass(self, timeline: Timeline) -> np.ndarray:
-        """Return a mask of the operators of forward and backward."""
-        return np.array([not self.texts[label].startswith(OPTIMIZER) for label in timeline.program.ops.label])
 
     def _label_tasks(self) -> list[int]:
         """Return the label of each task: the path of its operator, or its phase and its type."""
@@ -278,7 +290,7 @@ class TracedStepModel(StepModel):
         phase, label = tasks[block.begin].phase, self._task_labels[producer_task]
         layer = self.index.layer_of(producer_task)
         is_loss = layer is None and self.texts[label].startswith("loss")
-        place = -1 if layer is None else layer
+        place = -1 if layer is None else self.layer_indices[layer]
         ends_in = tasks[block.end].phase if block.end < len(tasks) else OPTIMIZER
         if phase == OPTIMIZER:
             return _BlockRole(MemoryKind.TRANSIENT, MemoryPart.OPTIMIZER_TEMPORARIES, label, place)
@@ -292,7 +304,8 @@ class TracedStepModel(StepModel):
         part = MemoryPart.SAVED_ACTIVATIONS if facts.is_saved else MemoryPart.TEMPORARIES
         return _BlockRole(kind, MemoryPart.LOSS if is_loss else part, label, place)
 
-    def _program(self, schedule: Schedule) -> Program:
+    def program_of(self, schedule: Schedule) -> Program:
+        """Build operators, copies and memory intervals of a step with a schedule."""
         return Program(
             stage_starts=np.array([0, len(schedule.tasks)]),
             ops=self._ops(schedule),
@@ -309,7 +322,7 @@ class TracedStepModel(StepModel):
         kind = [
             OpKind.RECOMPUTE if is_recomputed else kinds[tasks[task].phase] for task, is_recomputed in schedule.tasks
         ]
-        layers = [-1 if (layer := self.index.layer_of(task)) is None else layer for task in numbers]
+        layers = [-1 if (layer := self.index.layer_of(task)) is None else self.layer_indices[layer] for task in numbers]
         return Ops(
             duration_ns=np.array(self._task_ns, np.int64)[numbers],
             kind=np.array(kind, np.int8),
@@ -335,13 +348,19 @@ class TracedStepModel(StepModel):
             prefetch_op=column([copy.fetch - 1 for copy in copies]),
             first_user_op=column([copy.wait for copy in copies]),
             label=column([self._roles[copy.block].label for copy in copies], np.int32),
-            layer=column([copy.layer for copy in copies], np.int32),
+            layer=column([self.layer_indices[copy.layer] for copy in copies], np.int32),
             micro_batch=column([copy.micro_batch for copy in copies], np.int32),
         )
 
     def _intervals(self, schedule: Schedule) -> Intervals:
         last = len(schedule.tasks) - 1
         rows = list(self._interval_rows(schedule.lifetimes, last))
+        for held in find_held(self.index, schedule, self.in_flight):
+            role = self._roles[held.block]
+            held_part = MemoryPart.SAVED_ACTIVATIONS if role.kind is MemoryKind.TRANSIENT else role.part
+            # Not `KEPT`, which is what this pass saves in a layer.
+            kinds = MemoryKind.TRANSIENT, held_part
+            rows.append((held.size_bytes, held.begin, held.end, *kinds, role.label, role.layer))
         columns = np.array(rows, np.int64).reshape(-1, 7).T
         size_bytes, begin, end, kind, part, label, layer = columns
         return Intervals(
@@ -368,13 +387,3 @@ class TracedStepModel(StepModel):
             if lifetime.purpose is Purpose.OFFLOADED:
                 end = int(copy_reference(np.array(lifetime.copy)))
             yield lifetime.size_bytes, min(lifetime.begin, last), end, kind, part, role.label, role.layer
-
-
-def distance_of(policy: Policy) -> int:
-    """Return the distance of the swap of a policy in layers: MindFormers 2.x has one for all entries."""
-    return max(distances_of(policy), default=1)
-
-
-def distances_of(policy: Policy) -> list[int]:
-    """Return the distances of all swaps of a policy."""
-    return [entry.prefetch for entry in policy.layer_swap] + [entry.prefetch for entry in policy.op_swap]

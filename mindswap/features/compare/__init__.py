@@ -15,7 +15,7 @@ from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, Policy
 from mindswap.report.tables import attributes, format_table
 from mindswap.simulator.stage_weights import describe_training
 from mindswap.simulator.step_model import StepModel
-from mindswap.simulator.traced_step import TracedStepModel
+from mindswap.simulator.step_model_2x import StepModel2x
 from mindswap.units import format_bytes, format_difference, format_time
 
 # Property that identifies a model -> its paths below `model:`, in legacy and newer configurations.
@@ -109,7 +109,7 @@ def compare_configs(
 
 def _notes_of_file(model: StepModel) -> Sequence[str]:
     """Return what a file trains, or what of it is not simulated."""
-    return model.file_caveats if isinstance(model, TracedStepModel) else describe_training(model.weights.parameters)
+    return model.file_caveats if isinstance(model, StepModel2x) else describe_training(model.weights.parameters)
 
 
 def _baseline(name: str, model: StepModel) -> Policy:
@@ -118,9 +118,9 @@ def _baseline(name: str, model: StepModel) -> Policy:
     Raises:
         SimulationError: MindFormers 2.x has no such policy.
     """
-    if not isinstance(model, TracedStepModel):
+    if not isinstance(model, StepModel2x):
         return baseline_policy(name, model.captured.trees)
-    all_but_last = Layers(range(model.index.num_layers - 1))
+    all_but_last = Layers(range(model.num_layers - 1))
     policies = {
         KEEP_ALL: Policy(is_swap_enabled=True),
         "full-recompute": Policy(is_swap_enabled=True, layer_recompute=ALL_LAYERS),

@@ -31,7 +31,14 @@ from mindswap.features.dryrun.rank_runs import RankRun, RankRuns, run_folder
 from mindswap.features.dryrun.report import describe_basis, dry_run_to_json, format_dry_run
 from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun, stage_run
 from mindswap.features.dryrun.trainer import dry_run_trainer, find_left_out
-from mindswap.features.dryrun.trainer_config import PARALLEL_KEYS, num_micro_batches, require_valid_2x, switched_off_2x
+from mindswap.features.dryrun.trainer_config import (
+    PARALLEL_KEYS,
+    count_stages,
+    is_1f1b,
+    num_micro_batches,
+    require_valid_2x,
+    switched_off_2x,
+)
 from mindswap.features.dryrun.trainer_report import TrainerDryRun, trainer_dry_run_to_json
 from mindswap.features.dryrun.trainer_run import has_mindformers_2x, recorder_versions, require_mindformers_2x
 from mindswap.features.dryrun.trainer_step import TrainerStep, WrapperEffect
@@ -53,8 +60,9 @@ from mindswap.units import format_count
 
 __all__ = [
     "PARALLEL_KEYS", "DryRun", "DryRunOptions", "DryRunReport", "StatusCallback", "StepDryRun", "TrainerDryRun",
-    "TrainerStep", "WrapperEffect", "describe_basis", "dry_run_step", "dry_run_to_json", "dry_run_trainer",
-    "find_left_out", "graph_mode_text", "has_mindformers_2x", "memory_limits", "num_micro_batches",
+    "TrainerStep", "WrapperEffect", "count_stages", "describe_basis", "dry_run_step", "dry_run_to_json",
+    "dry_run_trainer", "find_left_out", "graph_mode_text", "has_mindformers_2x", "is_1f1b", "memory_limits",
+    "num_micro_batches",
     "record_own_swap_step", "record_trainer_step", "recorder_versions",
     "require_mindformers_2x", "require_valid_2x", "run_stages", "switched_off_2x", "trace_request",
     "trainer_dry_run_to_json",

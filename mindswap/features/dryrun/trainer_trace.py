@@ -11,6 +11,7 @@ from mindswap.features.dryrun.cann_stand_ins import prepare_stand_ins
 from mindswap.features.dryrun.memory_pool import TRACKER, read_tracker
 from mindswap.features.dryrun.rank_runs import run_folder
 from mindswap.features.dryrun.trainer_config import (
+    MAX_MICRO_BATCHES,
     num_micro_batches,
     require_valid_2x,
     switched_off_2x,
@@ -24,12 +25,15 @@ from mindswap.pynative.trace import RecordedStep, Trace, load_trace
 PROGRAM = "mindswap.adapters.pynative.trainer_trace"
 
 
-def record_trainer_step(document: Document, report_status: StatusCallback = lambda line: None) -> RecordedStep:
+def record_trainer_step(
+    document: Document, report_status: StatusCallback = lambda line: None, stage: int = 0
+) -> RecordedStep:
     """Record forward and backward of one rank, without swap and recompute.
 
     Args:
         document: a configuration of MindFormers 2.x.
         report_status: called with each line on the progress.
+        stage: pipeline stage of the rank.
 
     Raises:
         PolicyError: the configuration has errors, or this Python has no MindFormers 2.x.
@@ -37,14 +41,16 @@ def record_trainer_step(document: Document, report_status: StatusCallback = lamb
     """
     require_valid_2x(document)
     arguments = {**trace_request(document), "text": graph_mode_text(document)}
+    rank = replace(trainer_request(document), stage=stage).variables
     require_mindformers_2x(document)
     prepare_stand_ins(report_status)
     with run_folder(None) as folder:
-        variables = {"MS_ALLOC_CONF": f"memory_tracker:True,memory_tracker_path:{TRACKER}"}
+        variables = {"MS_ALLOC_CONF": f"memory_tracker:True,memory_tracker_path:{TRACKER}", **rank}
         result, _ = run_program(PROGRAM, arguments, folder / "trace", report_status, variables)
         tasks, blocks = read_tracker(folder / "trace")
     step = load_trace(result["trace"], document.file)
-    return replace(step, memory=read_step_memory(step.trace, result["names"], tasks, blocks, result))
+    memory = read_step_memory(step.trace, result["names"], tasks, blocks, result)
+    return replace(step, memory=memory, layer_indices=tuple(result["layer_indices"]))
 
 
 def trace_request(document: Document) -> dict[str, Any]:
@@ -55,7 +61,12 @@ def trace_request(document: Document) -> dict[str, Any]:
         LaunchError: the batch cannot be distributed.
     """
     request = trainer_request(document)
-    return {"config": switched_off_2x(request.config), "sample": dict(request.sample)}
+    config, sample = switched_off_2x(request.config), dict(request.sample)
+    if request.num_stages > 1:  # one micro-batch after the other runs; how many are in flight does not matter
+        count = min(MAX_MICRO_BATCHES, sample["num_micro_batches"])
+        sample["num_micro_batches"] = count
+        config["training"] = {**config["training"], "global_batch_size": sample["batch_size"] * count}
+    return {"config": config, "sample": sample}
 
 
 def record_own_swap_step(document: Document, report_status: StatusCallback = lambda line: None) -> Trace:

@@ -9,7 +9,8 @@ from mindswap.config.source import load_document
 from mindswap.config.weight_sharding import RankPlacement
 from mindswap.errors import GraphError
 from mindswap.features.inspect.report import LayerMemoryReport, unread_copy_notes
-from mindswap.features.inspect.traced import measure_traced
+from mindswap.features.inspect.traced import measure_stages, measure_traced
+from mindswap.features.simulate import LoadedStep
 from mindswap.features.step_2x import is_2x, load_step_2x, step_of_trace
 from mindswap.files import file_name
 from mindswap.graph.analysis.liveness import Peak, find_peak
@@ -19,6 +20,7 @@ from mindswap.graph.passes.swap_recompute import rewrite_graph, settings_of_poli
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.rules.checker import check_document
+from mindswap.simulator.staged_step import StagedStepModel
 from mindswap.simulator.traced_step import TracedStepModel
 from mindswap.steps.compile_cache import cached_result
 from mindswap.steps.compiled import compile_under, compile_with, layer_indices, place_requested_rank
@@ -83,9 +85,16 @@ def _inspect_2x(document: Document, rank: int | None, use_cache: bool) -> Inspec
     if rank is not None:
         raise GraphError(f"--rank: {document.file} is of MindFormers 2.x, whose step is recorded on one rank")
     step = load_step_2x(document, None, None, {}, use_cache)
+    return Inspection(step.title, _measure_2x(step))
+
+
+def _measure_2x(step: LoadedStep) -> LayerMemoryReport:
+    """Return the activation memory of a recorded step, of all pipeline stages."""
+    if isinstance(step.model, StagedStepModel):
+        return measure_stages(step.model.stages, step.policy)
     if not isinstance(step.model, TracedStepModel):
         raise AssertionError("a recorded step without its memory")
-    return Inspection(step.title, measure_traced(step.model, step.policy))
+    return measure_traced(step.model, step.policy)
 
 
 def _inspect_trace(path: str) -> Inspection:
@@ -93,9 +102,7 @@ def _inspect_trace(path: str) -> Inspection:
     step, document = read_trace(path)
     if step.memory is not None:
         traced = step_of_trace(step, document, None, {})
-        if not isinstance(traced.model, TracedStepModel):
-            raise AssertionError("a recorded step without its memory")
-        return Inspection(traced.title, measure_traced(traced.model, traced.policy))
+        return Inspection(traced.title, _measure_2x(traced))
     policy = replace(check_document(document).require_policy(), is_swap_enabled=True)
     captured = capture_of(step)
     names = captured.names()

@@ -1,6 +1,7 @@
 """Activation memory of a step of MindFormers 2.x, from its tracked dry run."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from mindswap.features.inspect.report import LayerMemoryReport
 from mindswap.graph.analysis.liveness import Peak
@@ -8,10 +9,10 @@ from mindswap.graph.analysis.saved_tensors import LayerMemory, OperatorMemory
 from mindswap.graph.model import Node
 from mindswap.policy.model import Policy
 from mindswap.pynative.step_index import BlockFacts
-from mindswap.pynative.step_schedule import Purpose, Schedule, schedule_step
+from mindswap.pynative.step_schedule import Purpose, Schedule
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.program import OpKind
-from mindswap.simulator.traced_step import TracedStepModel, distance_of
+from mindswap.simulator.traced_step import TracedStepModel
 
 
 def measure_traced(model: TracedStepModel, policy: Policy) -> LayerMemoryReport:
@@ -21,8 +22,7 @@ def measure_traced(model: TracedStepModel, policy: Policy) -> LayerMemoryReport:
         model: model of the step.
         policy: its policy.
     """
-    schedule = schedule_step(model.index, model.actions(policy), distance_of(policy))
-    treatments = _treatments(schedule)
+    treatments = _treatments(model.schedule(policy))
     rows: dict[int | None, dict[str, Counter[str]]] = {layer: {} for layer in (*range(model.index.num_layers), None)}
     for number, facts in enumerate(model.index.blocks):
         if not facts.is_saved or facts.micro_batch:
@@ -33,10 +33,28 @@ def measure_traced(model: TracedStepModel, policy: Policy) -> LayerMemoryReport:
         if layer is not None and _is_moved_alone(model, facts, layer):
             sizes["swappable_bytes"] += facts.block.size_bytes
     layers = tuple(
-        LayerMemory(layer, tuple(OperatorMemory(path, path.rpartition(".")[2], **sizes) for path, sizes in row.items()))
+        LayerMemory(
+            layer if layer is None else model.layer_indices[layer],
+            tuple(OperatorMemory(path, path.rpartition(".")[2], **sizes) for path, sizes in row.items()),
+        )
         for layer, row in rows.items()
     )
     return LayerMemoryReport(layers, _peak(model, policy), model.captured.notes)
+
+
+def measure_stages(stages: Sequence[TracedStepModel], policy: Policy) -> LayerMemoryReport:
+    """Return what backward holds in each layer of all pipeline stages, and the peak of the stage that needs most.
+
+    Args:
+        stages: model of each stage.
+        policy: its policy.
+    """
+    reports = [measure_traced(stage, policy) for stage in stages]
+    rows = [row for report in reports for row in report.layers]
+    outside = tuple(operator for row in rows if row.layer_index is None for operator in row.operators)
+    layers = sorted((row for row in rows if row.layer_index is not None), key=lambda row: row.layer_index or 0)
+    highest = max(range(len(stages)), key=lambda number: stages[number].simulate(policy).peak_bytes)
+    return LayerMemoryReport((*layers, LayerMemory(None, outside)), reports[highest].peak, reports[0].notes)
 
 
 def _treatments(schedule: Schedule) -> dict[int, str]:

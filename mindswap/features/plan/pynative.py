@@ -13,13 +13,13 @@ from mindswap.features.step_2x import is_2x, model_of_trees, policy_of_effect
 from mindswap.planner.problem import Allow, Plan
 from mindswap.planner.write import plan_comment
 from mindswap.policy.formats.mindformers2.settings import OWN_ENGINE, SWAP_ENGINE
-from mindswap.policy.model import OpRecompute, OpSwap, Policy
+from mindswap.policy.model import LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.wording import index_runs
 from mindswap.report.problems import format_problems
 from mindswap.rules.checker import check_pynative
 from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
 from mindswap.simulator.step_model import StepModel
-from mindswap.simulator.traced_step import TracedStepModel, distance_of
+from mindswap.simulator.step_model_2x import StepModel2x, distance_of
 
 # Keys that `plan` adds where nothing else fits: mindswap's own executor, and pieces of the loss.
 ENGINE, CHUNKS = ("mindswap", SWAP_ENGINE), ("model", "chunk_loss_num")
@@ -27,7 +27,7 @@ ENGINE, CHUNKS = ("mindswap", SWAP_ENGINE), ("model", "chunk_loss_num")
 
 def is_model_2x(model: StepModel) -> bool:
     """Return whether policies of a model have the meaning of MindFormers 2.x."""
-    return isinstance(model, (LayerSwapModel2x, TracedStepModel))
+    return isinstance(model, (LayerSwapModel2x, StepModel2x))
 
 
 def require_known_swap(step: LoadedStep, allow: Allow) -> None:
@@ -84,17 +84,23 @@ def added_engine(step: LoadedStep, policy: Policy) -> bool:
 
 
 def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:
-    """Return a policy as sections of MindFormers 2.x, where `prefetch` counts layers and patterns are exact paths."""
+    """Return a policy as sections of MindFormers 2.x, where `prefetch` counts layers and patterns are exact paths.
+
+    Distances that differ from the largest one are written to their entries, as mindswap's own executor takes them.
+    """
+    default = distance_of(policy)
+
+    def entry_of(entry: LayerSwap | OpSwap) -> dict[str, Any]:
+        distance = {} if entry.prefetch == default else {"prefetch": entry.prefetch}
+        return {"layers": index_runs(entry.layers.resolve(num_layers)), **distance}
+
     swap: dict[str, Any] = {"enable": False}
     if policy.layer_swap or policy.op_swap:
-        swap = {"enable": True, "default_prefetch": distance_of(policy)}
-    for entry in policy.layer_swap:
-        swap["layer_swap"] = [{"layers": index_runs(entry.layers.resolve(num_layers))}]
+        swap = {"enable": True, "default_prefetch": default}
+    if policy.layer_swap:
+        swap["layer_swap"] = [entry_of(entry) for entry in policy.layer_swap]
     if policy.op_swap:
-        swap["op_swap"] = [
-            {"op_name": escaped(entry.pattern), "layers": index_runs(entry.layers.resolve(num_layers))}
-            for entry in policy.op_swap
-        ]
+        swap["op_swap"] = [{"op_name": escaped(entry.pattern), **entry_of(entry)} for entry in policy.op_swap]
     recomputed = policy.layer_recompute.resolve(num_layers)
     recompute: dict[str, Any] = {"mode": "None"}
     if recomputed:
@@ -160,6 +166,7 @@ def _rows(policy: Policy) -> tuple[object, ...]:
     def by_path(entries: Iterable[OpSwap | OpRecompute]) -> list[tuple[str, object]]:
         return sorted((entry.pattern, entry.layers.indices) for entry in entries)
 
-    layers = [entry.layers.indices for entry in policy.layer_swap]
+    layers = sorted((entry.layers.indices or (), entry.prefetch) for entry in policy.layer_swap)
+    distances = sorted((entry.pattern, entry.prefetch) for entry in policy.op_swap)
     cells = by_path(policy.op_swap), by_path(policy.select_recompute)
-    return layers, policy.layer_recompute.indices, cells, distance_of(policy)
+    return layers, policy.layer_recompute.indices, cells, distances, distance_of(policy)

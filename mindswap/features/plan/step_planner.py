@@ -22,11 +22,13 @@ from mindswap.planner.problem import DEFAULT_ALLOW, YOURS, Allow, Compared, Obje
 from mindswap.planner.recompute_counts import counted_sections, in_first_layers, swaps_nothing
 from mindswap.planner.session import PlanSession
 from mindswap.planner.solver.search import Progress
+from mindswap.planner.staged_plan import plan_staged
 from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.planner.traced_plan import plan_traced
 from mindswap.simulator.cost.hardware import with_fragments
 from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
-from mindswap.simulator.traced_step import TracedStepModel
+from mindswap.simulator.staged_step import StagedStepModel
+from mindswap.simulator.step_model_2x import StepModel2x
 
 # A plan that only recomputes may be so many thousandths slower as counts of layers; plans that are tried for that.
 COUNTS_PERMILLE, MAX_COUNTED = 5, 3
@@ -130,7 +132,10 @@ class StepPlanner:
         """Return the search of one question: a function of the problem, of which the budget may change."""
         if isinstance(self.step.model, LayerSwapModel2x):
             return lambda changed: plan_layers(changed, progress)
-        if isinstance(self.step.model, TracedStepModel):
+        if isinstance(self.step.model, StagedStepModel):
+            stages = self.step.model.stages
+            return lambda changed: plan_staged(changed, stages, progress)
+        if isinstance(self.step.model, StepModel2x):
             return lambda changed: plan_traced(changed, progress)
         session = PlanSession(self.planner, problem, progress)
 

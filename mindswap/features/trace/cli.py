@@ -10,8 +10,8 @@ from mindswap.command_line.options import add_json, answer
 from mindswap.command_line.progress import PhaseLines
 from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
-from mindswap.errors import DataError
-from mindswap.features.dryrun import record_trainer_step
+from mindswap.errors import DataError, LaunchError
+from mindswap.features.dryrun import count_stages, record_trainer_step
 from mindswap.files import require_folders, write_new
 from mindswap.policy.formats.mindformers2.tables import ConfigFormat, find_format
 from mindswap.pynative.trace import RecordedStep, dump_trace
@@ -66,6 +66,12 @@ def _record(config: str) -> RecordedStep:
     document = load_document(config)
     if find_format(document) is not ConfigFormat.PYNATIVE or find_errors(document.problems):
         return record_step(config)
+    if count_stages(document) > 1:
+        raise LaunchError(
+            f"{document.location_of('parallelism', 'pipeline_parallel')}: parallelism.pipeline_parallel: a trace is of "
+            "one rank with all layers\n    allowed: 1\n"
+            "    fix:     leave the trace out: simulate and plan record each stage themselves"
+        )
     return record_trainer_step(document, PhaseLines(time.monotonic(), sys.stderr))
 
 

@@ -14,7 +14,8 @@ from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun import graph_mode_text
 from mindswap.features.dryrun.trainer_config import trainer_request
-from mindswap.features.step_2x import load_step_2x, trace_key, with_cards
+from mindswap.features.recorded_2x import trace_key
+from mindswap.features.step_2x import load_step_2x, with_cards
 from mindswap.graph.capture_cache import cached, open_data_cache
 from mindswap.pynative.trace import dump_trace, load_trace
 from mindswap.rules.checker import check_pynative
@@ -35,9 +36,11 @@ def record(tmp_path, monkeypatch):
     monkeypatch.setenv("MINDSWAP_CACHE", str(tmp_path))
     step = load_trace(gzip.decompress((DATA / "qwen3_2x_step.json.gz").read_bytes()).decode(), "step.json")
 
-    def store(recorded):
-        text = dump_trace(replace(step, config=graph_mode_text(recorded)))
-        cached(open_data_cache(), trace_key(recorded), {}, lambda: text)
+    def store(recorded, num_stages=1):
+        for stage in range(num_stages):
+            layers = tuple(range(stage * 4, stage * 4 + 4)) if num_stages > 1 else ()
+            text = dump_trace(replace(step, config=graph_mode_text(recorded), layer_indices=layers))
+            cached(open_data_cache(), trace_key(recorded, stage), {}, lambda text=text: text)
 
     return store
 
@@ -77,14 +80,22 @@ def test_a_section_training_without_a_key_is_as_none():
 
 @pytest.mark.parametrize(("means", "is_written"), [("swap", True), ("recompute", False)])
 def test_with_pipeline_stages_a_plan_swaps_with_mindswap(record, tmp_path, capsys, means, is_written):
-    """MindFormers refuses swap there. The budget is 16 MiB less than keeping everything needs."""
+    """MindFormers refuses swap there. The budget is 16 MiB less than keeping everything needs in stage 0.
+
+    That has two micro-batches in flight, and only there something is swapped or recomputed.
+    """
     staged = document(
-        parallelism={"pipeline_parallel": 2}, training={"global_batch_size": 2}, model={"model_type": "deepseek_v3"}
+        parallelism={"pipeline_parallel": 2},
+        training={"global_batch_size": 8},
+        model={"model_type": "deepseek_v3", "num_hidden_layers": 8},
     )
     file, target = tmp_path / "staged.yaml", tmp_path / "planned.yaml"
     file.write_text(yaml.safe_dump(staged.data()))
-    record(load_document(file))
-    kept_bytes = load_step_2x(load_document(file), None, None, {}).simulate().peak_bytes
+    record(load_document(file), 2)
+    kept = load_step_2x(load_document(file), None, None, {}).simulate()
+    first_bytes, last_bytes = kept.simulated.peaks_bytes
+    kept_bytes = kept.peak_bytes
+    assert kept_bytes == first_bytes > last_bytes + (16 << 20)
     words = ["--memory", f"{kept_bytes - (16 << 20)}B", "--allow", means, "--no-verify"]
     code = cli.main(["plan", str(file), *words, "-o", str(target)])
     assert code == 0, capsys.readouterr().err
@@ -92,6 +103,11 @@ def test_with_pipeline_stages_a_plan_swaps_with_mindswap(record, tmp_path, capsy
     assert not check_pynative(written).errors
     assert (written.value("mindswap", "swap_engine") == "mindswap") is is_written
     assert check_pynative(written).effect.settings.is_swap_enabled is is_written
+    planned = load_step_2x(written, None, None, {}).simulate()
+    assert max(planned.simulated.peaks_bytes) <= kept_bytes - (16 << 20)
+    assert planned.simulated.peaks_bytes[1] == last_bytes
+    for command in ("inspect", "compare"):
+        assert cli.main([command, str(target)]) == 0, capsys.readouterr().err
 
 
 def test_each_engine_is_simulated_as_it_swaps(record, tmp_path, capsys):

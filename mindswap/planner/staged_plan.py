@@ -1,0 +1,51 @@
+"""Search a plan for the pipeline stages of a recorded step of MindFormers 2.x."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mindswap.planner.problem import Plan, PlanProblem
+from mindswap.planner.solver.search import Interruptible, Progress
+from mindswap.planner.traced_plan import ActionSearch, plan_of_search, plan_traced
+from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.simulator.step_model_2x import StepModel2x
+
+
+def plan_staged(problem: PlanProblem, stages: Sequence[StepModel2x], progress: Progress = lambda: None) -> Plan:
+    """Search the best policy of each pipeline stage alone, and join them: a stage's memory is that of its own layers.
+
+    Args:
+        problem: problem of all stages.
+        stages: model of each stage.
+        progress: see `plan_traced`.
+    """
+    plans = [plan_traced(replace(problem, model=stage), progress) for stage in stages]
+    search = ActionSearch(problem, Interruptible(progress))
+    search.evaluate_baselines()
+    plan = plan_of_search(
+        search, join_policies([plan.policy for plan in plans]), any(plan.is_interrupted for plan in plans)
+    )
+    num_evaluations = plan.num_evaluations + sum(plan.num_evaluations for plan in plans)
+    return replace(plan, num_evaluations=num_evaluations)
+
+
+def join_policies(policies: Sequence[Policy]) -> Policy:
+    """Return the policy of layers that several policies name; swaps of the same cells have the largest distance."""
+    layer_swap: dict[int, set[int]] = {}
+    op_swap: dict[str, tuple[set[int], int]] = {}
+    recomputed: dict[str, set[int]] = {}
+    for policy in policies:
+        for layer_entry in policy.layer_swap:
+            layer_swap.setdefault(layer_entry.prefetch, set()).update(layer_entry.layers.indices or ())
+        for entry in policy.op_swap:
+            layers, prefetch = op_swap.get(entry.pattern, (set(), 1))
+            op_swap[entry.pattern] = layers | set(entry.layers.indices or ()), max(prefetch, entry.prefetch)
+        for module in policy.select_recompute:
+            recomputed.setdefault(module.pattern, set()).update(module.layers.indices or ())
+    full = {layer for policy in policies for layer in policy.layer_recompute.indices or ()}
+    return Policy(
+        is_swap_enabled=True,
+        layer_swap=tuple(LayerSwap(Layers(sorted(layers)), prefetch) for prefetch, layers in layer_swap.items()),
+        op_swap=tuple(OpSwap(path, Layers(sorted(layers)), prefetch) for path, (layers, prefetch) in op_swap.items()),
+        layer_recompute=Layers(sorted(full)),
+        select_recompute=tuple(OpRecompute(path, Layers(sorted(layers))) for path, layers in recomputed.items()),
+    )
