@@ -33,16 +33,17 @@ class LayerCopies:
 
 
 def find_own_copies(
-    trace: Trace, effect: SettingsEffect
+    trace: Trace, effect: SettingsEffect, layer_indices: Sequence[int]
 ) -> tuple[tuple[LayerCopies, ...], Mapping[str, Sequence[int]]]:
     """Return the copies of each layer, and the layers in which each entry of the file moves something.
 
     Args:
         trace: the step that the executor follows.
         effect: the settings, and the paths in each layer.
+        layer_indices: index in the model of each layer of the trace, which is of a pipeline stage or of all layers.
     """
-    schedule = make_schedule(trace, find_distances_2x(trace, effect))
-    layer_of = {save.storage: save.layer_index for save in trace.saves}  # of several layers the last one
+    schedule = make_schedule(trace, find_distances_2x(trace, effect, layer_indices))
+    layer_of = {save.storage: layer_indices[save.layer_index] for save in trace.saves}  # of several layers the last one
     by_layer: dict[int, list[int]] = {}
     for storage in schedule.moved:
         by_layer.setdefault(layer_of[storage], []).append(storage)
@@ -53,14 +54,16 @@ def find_own_copies(
     copies = []
     for layer, storages in sorted(by_layer.items()):
         size_bytes, count = sum(trace.storages[storage].size_bytes for storage in storages), len(storages)
-        release = max((released[s] for s in storages if s in released), default=None)
-        fetch = max((fetched[s] for s in storages if s in fetched), default=None)
+        release = max((layer_indices[released[s]] for s in storages if s in released), default=None)
+        fetch = max((layer_indices[fetched[s]] for s in storages if s in fetched), default=None)
         copies.append(LayerCopies(layer, size_bytes, size_bytes, count, count, release, fetch))
     moved = frozenset(schedule.moved)
     settings, targets = effect.settings, {}
     for target in (*settings.of("layer_swap"), *settings.of("op_swap")):
         alone = replace(effect, settings=replace(settings, targets=(target,)))
-        targets[target.path] = sorted({layer_of[s] for s in find_distances_2x(trace, alone) if s in moved})
+        targets[target.path] = sorted(
+            {layer_of[s] for s in find_distances_2x(trace, alone, layer_indices) if s in moved}
+        )
     return tuple(copies), targets
 
 

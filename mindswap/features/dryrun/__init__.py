@@ -41,7 +41,7 @@ from mindswap.features.dryrun.trainer_config import (
 )
 from mindswap.features.dryrun.trainer_report import TrainerDryRun, trainer_dry_run_to_json
 from mindswap.features.dryrun.trainer_run import has_mindformers_2x, recorder_versions, require_mindformers_2x
-from mindswap.features.dryrun.trainer_step import TrainerStep, WrapperEffect
+from mindswap.features.dryrun.trainer_step import TrainerStep, WrapperEffect, join_stages
 from mindswap.features.dryrun.trainer_trace import (
     graph_mode_text,
     record_own_swap_step,
@@ -61,8 +61,8 @@ from mindswap.units import format_count
 __all__ = [
     "PARALLEL_KEYS", "DryRun", "DryRunOptions", "DryRunReport", "StatusCallback", "StepDryRun", "TrainerDryRun",
     "TrainerStep", "WrapperEffect", "count_stages", "describe_basis", "dry_run_step", "dry_run_to_json",
-    "dry_run_trainer", "find_left_out", "graph_mode_text", "has_mindformers_2x", "is_1f1b", "memory_limits",
-    "num_micro_batches",
+    "dry_run_trainer", "find_left_out", "graph_mode_text", "has_mindformers_2x", "is_1f1b", "join_stages",
+    "memory_limits", "num_micro_batches",
     "record_own_swap_step", "record_trainer_step", "recorder_versions",
     "require_mindformers_2x", "require_valid_2x", "run_stages", "switched_off_2x", "trace_request",
     "trainer_dry_run_to_json",

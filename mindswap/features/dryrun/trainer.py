@@ -195,7 +195,7 @@ def _stage_notes(document: Document, stages: Sequence[TrainerStep]) -> list[str]
         else "with all micro-batches in flight that its schedule puts there"
     )
     return [
-        f"each pipeline stage ran in a process of its own, {in_flight}; the first table, and what cells add, are of "
+        f"each pipeline stage ran in a process of its own, {in_flight}; memory by phase, and what cells add, are of "
         f"stage {highest}, which needs most"
     ]
 

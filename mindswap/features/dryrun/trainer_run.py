@@ -17,7 +17,7 @@ from mindswap.config.problem import Level, Location, Problem
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.features.dryrun.backend import StatusCallback, ascend_backend, wait
 from mindswap.features.dryrun.trainer_config import TrainerRequest
-from mindswap.features.dryrun.trainer_step import StepCopies, TrainerStep, WrapperEffect
+from mindswap.features.dryrun.trainer_step import StepCopies, TrainerStep, WrapperEffect, with_model_layers
 from mindswap.policy.formats.mindformers2.effect import SettingsEffect
 from mindswap.policy.formats.mindformers2.tables import RULE
 from mindswap.pynative.by_tensor import find_distances_2x
@@ -129,7 +129,8 @@ def run_trainer(request: TrainerRequest, folder: Path, report_status: StatusCall
     """
     arguments = {"config": request.config, "sample": request.sample}
     result, wall_s = run_program(PROGRAM, arguments, folder, report_status, request.variables)
-    return replace(read_step(request.num_layers, result, folder / LOG, wall_s), stage=request.stage)
+    step = read_step(request.num_layers, result, folder / LOG, wall_s)
+    return replace(with_model_layers(step), stage=request.stage)
 
 
 def run_own_swap(
@@ -155,12 +156,11 @@ def run_own_swap(
     distances = {index: distance.count for index, distance in found.items()}
     arguments |= {"trace": recorded["trace"], "distances": distances}
     result, wall_s = run_program(OWN_SWAP, arguments, folder, report_status, request.variables)
-    step = replace(read_step(request.num_layers, result, folder / LOG, record_s + wall_s), stage=request.stage)
-    if request.num_stages > 1:
-        return step
-    copies, targets = find_own_copies(trace, effect)
+    step = with_model_layers(read_step(request.num_layers, result, folder / LOG, record_s + wall_s))
+    copies, targets = find_own_copies(trace, effect, recorded["layer_indices"])
     return replace(
         step,
+        stage=request.stage,
         layer_copies=copies,
         own_targets={path: tuple(layers) for path, layers in targets.items()},
     )

@@ -1,7 +1,7 @@
 """Memory of a step of MindFormers' trainer in a dry run, and what was swapped and recomputed."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mindswap.pynative.own_copies import LayerCopies
@@ -63,7 +63,8 @@ class TrainerStep:
         added_by_layer: what the forward pass of each layer allocates beyond what it frees; in order, with the layers
             for multi-token prediction; empty if extrapolated.
         added_by_cell: the same for each cell of each layer, by name; empty if extrapolated.
-        wrappers: what was done for each wrapped cell; empty if extrapolated, or mindswap's own executor swaps.
+        wrappers: what was done for each wrapped cell, by layer of the full model; empty if extrapolated, or mindswap's
+            own executor swaps.
         layer_copies: copies of each swapped layer; empty if extrapolated.
         copies: swapped memory; None if HyperParallel itself did it.
         uses_stand_in: whether the stand-in for HyperParallel was used.
@@ -112,3 +113,45 @@ class TrainerStep:
     def peak_phase(self) -> str:
         """Phase with the peak of the step."""
         return max(self.phase_peaks, key=lambda phase: self.phase_peaks[phase])
+
+
+def with_model_layers(step: TrainerStep) -> TrainerStep:
+    """Return the step of a pipeline stage with the layers of the full model in its wrappers and copies."""
+    if not step.layer_indices:
+        return step
+    indices = step.layer_indices
+
+    def index_of(layer: int | None) -> int | None:
+        return None if layer is None else indices[layer]
+
+    return replace(
+        step,
+        wrappers=tuple(replace(wrapper, layer=indices[wrapper.layer]) for wrapper in step.wrappers),
+        layer_copies=tuple(
+            replace(
+                copies,
+                layer=indices[copies.layer],
+                released_by=index_of(copies.released_by),
+                fetched_by=index_of(copies.fetched_by),
+            )
+            for copies in step.layer_copies
+        ),
+    )
+
+
+def join_stages(stages: Sequence[TrainerStep]) -> TrainerStep:
+    """Return the step that needs most, with what was swapped and recomputed in all pipeline stages."""
+    highest = max(stages, key=lambda step: step.used_peak_bytes)
+    targets: dict[str, tuple[int, ...]] = {}
+    for step in stages:
+        for path, layers in step.own_targets.items():
+            targets[path] = tuple(sorted({*targets.get(path, ()), *layers}))
+    reports = [step.own_swap for step in stages if step.own_swap is not None]
+    return replace(
+        highest,
+        wrappers=tuple(wrapper for step in stages for wrapper in step.wrappers),
+        layer_copies=tuple(copies for step in stages for copies in step.layer_copies),
+        set_lines=tuple(line for step in stages for line in step.set_lines),
+        own_swap=min(reports, key=lambda report: bool(report["is_as_predicted"]), default=None),
+        own_targets=targets,
+    )

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mindswap.command_line.progress import PhaseLines
@@ -13,6 +15,7 @@ from mindswap.features.dryrun import (
     DryRunOptions,
     TrainerDryRun,
     dry_run_trainer,
+    join_stages,
     require_valid_2x,
     switched_off_2x,
     trainer_dry_run_to_json,
@@ -50,14 +53,9 @@ def verify_2x(document: Document, brief: bool = False, num_cards: int | None = N
 
     Raises:
         PolicyError: the configuration has errors, or this Python has no MindFormers 2.x.
-        LaunchError: the file has several pipeline stages, or the dry run is not possible or failed.
+        LaunchError: the dry run is not possible or failed.
     """
     require_valid_2x(document)
-    if document.count("parallelism", "pipeline_parallel") > 1:
-        raise LaunchError(
-            f"{document.location_of('parallelism')}: pipeline_parallel: verify compares files of one stage\n"
-            "    fix:     mindswap dryrun for the memory of each stage, or verify a copy with pipeline_parallel: 1"
-        )
     settings = read_pynative(document, None)
     effect = compute_effect(settings, load_model(document, find_num_layers_2x(document), find_mtp_layers(document)))
     options = (*(SWAPS if settings.is_swap_enabled else ()), *RECOMPUTES)
@@ -65,6 +63,8 @@ def verify_2x(document: Document, brief: bool = False, num_cards: int | None = N
         return TrainerVerification(True, NOTHING_ASKED, {"ok": True, "entries": [], "layers": []})
     report_status = PhaseLines(time.monotonic(), sys.stderr)
     report = dry_run_trainer(document, DryRunOptions(), report_status, "the file", num_cards=num_cards)
+    if report.stages:
+        report = replace(report, step=join_stages(report.stages))
     if not report.step.uses_stand_in:
         raise LaunchError(
             "verify: HyperParallel does not tell what it copies and recomputes; mindswap's stand-in for it does\n"
@@ -158,11 +158,26 @@ def _layer_rows(report: TrainerDryRun) -> list[list[str]]:
 
 def _memory_line(report: TrainerDryRun, off: TrainerDryRun | None) -> str:
     step = report.step
+    if report.stages:
+        return "\n".join(_stage_lines(report, off))
     kept, peak = format_bytes(step.kept_bytes), format_bytes(step.used_peak_bytes)
     if off is None:
         return f"kept from forward to backward: {kept}; peak of the step: {peak}"
     before, highest = format_bytes(off.step.kept_bytes), format_bytes(off.step.used_peak_bytes)
     return f"kept from forward to backward: {kept}, {before} without; peak of the step: {peak}, {highest} without"
+
+
+def _stage_lines(report: TrainerDryRun, off: TrainerDryRun | None) -> Iterator[str]:
+    """Yield the memory of each pipeline stage."""
+    for number, step in enumerate(report.stages):
+        plain = off.stages[number] if off is not None else None
+        sizes = {"kept in flight": "kept_bytes", "peak": "used_peak_bytes"}
+        texts = [
+            f"{name} {format_bytes(getattr(step, key))}"
+            + (f", {format_bytes(getattr(plain, key))} without" if plain is not None else "")
+            for name, key in sizes.items()
+        ]
+        yield f"pipeline stage {step.stage}: {'; '.join(texts)}"
 
 
 def _entry_to_json(entry: EntryEffect) -> dict[str, Any]:

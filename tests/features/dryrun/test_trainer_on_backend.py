@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from mindswap import cli
+from mindswap.features.step import load_step
 from mindswap.pynative.trace import load_trace
 
 
@@ -91,6 +92,10 @@ def test_each_pipeline_stage_runs_with_its_micro_batches_in_flight(tmp_path, cap
     assert [stage["kept_bytes"] / MIB for stage in stages] == [pytest.approx(47, abs=2), pytest.approx(411, abs=8)]
     assert all(stage["phase_peaks"]["forward"] > stage["before_bytes"] for stage in stages)
     assert any("stage 1, which needs most" in note for note in swapped["notes"])
+    for section, of_stages in (({}, peaks), ({"swap": {"enable": False}}, (1117, 1709))):  # off: 2026-11-30
+        file.write_text(yaml.safe_dump(data | section), encoding="utf-8")
+        simulated = [peak / MIB for peak in load_step(str(file)).simulate().simulated.peaks_bytes]
+        assert simulated == [pytest.approx(size, rel=0.03) for size in of_stages]
     assert any("swapped 9 passes, all as predicted" in note for note in swapped["notes"])
     assert any("3 of 4 micro-batches ran" in note for note in swapped["notes"])
     assert not any("left out" in note for note in swapped["notes"])

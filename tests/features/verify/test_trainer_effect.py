@@ -1,14 +1,15 @@
 """Entries of files of MindFormers 2.x against what the wrappers of a dry run did; sizes in bytes."""
 
-import pytest
+from dataclasses import replace
+
 import yaml
 
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
-from mindswap.errors import LaunchError
-from mindswap.features.dryrun import TrainerDryRun, TrainerStep, WrapperEffect
+from mindswap.features.dryrun import TrainerDryRun, TrainerStep, WrapperEffect, join_stages
+from mindswap.features.dryrun.trainer_step import with_model_layers
 from mindswap.features.verify.trainer_effect import compare_entries, find_problems
-from mindswap.features.verify.trainer_verify import make_verification, verify_2x
+from mindswap.features.verify.trainer_verify import make_verification
 from mindswap.policy.formats.mindformers2.effect import compute_effect
 from mindswap.policy.formats.mindformers2.read import read_pynative
 from mindswap.policy.formats.mindformers2.tables import load_model
@@ -119,10 +120,35 @@ def test_in_one_process_neither_section_acts_and_the_swap_of_mindswap_does(tmp_p
     assert sorted(problem.rule for problem in problems) == ["no-effect", "one-process"]
 
 
-def test_a_file_of_several_stages_is_refused(tmp_path):
-    """Its stages count their layers from 0 each, and their dry runs are compared with nothing yet."""
-    data = yaml.safe_load(FILE) | {"swap": {"enable": False}}
-    data["parallelism"]["pipeline_parallel"] = 2
-    document = document_from_data(data, str(tmp_path / "small.yaml"))
-    with pytest.raises(LaunchError, match="verify compares files of one stage"):
-        verify_2x(document, brief=True, num_cards=None)
+def test_stages_are_compared_with_the_entries_by_the_layers_of_the_model(tmp_path):
+    """Each of two stages counts its layers from 0; the file has the layers 0 to 3."""
+    wrapped = {"num_runs": 2, "num_recomputed": 2}
+    first = replace(step(replace(SWAP_0, layer=0)), layer_indices=(0, 1))
+    last = replace(
+        step(WrapperEffect("recompute", 0, "mlp", **wrapped), WrapperEffect("recompute", 1, "", **wrapped)),
+        stage=1,
+        layer_indices=(2, 3),
+        phase_peaks={"forward": 5, "backward": 9, "optimizer": 4},
+    )
+    stages = [with_model_layers(each) for each in (first, last)]
+    joined = join_stages(stages)
+    assert joined.used_peak_bytes == 9
+    _, entries, problems = compared(tmp_path, joined)
+    acting = {entry.target.path: entry.acting_layers for entry in entries}
+    assert acting == {
+        "swap.layer_swap[0]": (0,), "swap.op_swap[0]": (), "recompute.full_recompute_layer": (3,),
+        "recompute.select_module['mlp']": (2,),
+    }  # fmt: skip
+    assert {problem.rule for problem in problems} == {"no-effect"}
+    assert all("swap.op_swap[0]" in problem.message for problem in problems)
+
+
+def test_mindswaps_own_swap_of_all_stages_is_one_report():
+    reports = [{"is_as_predicted": True}, {"is_as_predicted": False}]
+    stages = [
+        step(own_swap=report, own_targets={"swap.layer_swap[0]": layers})
+        for report, layers in zip(reports, ((0, 1), (2, 3)), strict=True)
+    ]
+    joined = join_stages(stages)
+    assert joined.own_targets == {"swap.layer_swap[0]": (0, 1, 2, 3)}
+    assert joined.own_swap == reports[1]
