@@ -36,6 +36,7 @@ model:
   num_hidden_layers: 4  # small
   hidden_size: 64
 """
+STAGED = HEAD.replace("parallel: 1", "parallel: 2")
 SECTIONS = """\
 swap:  # first try
   enable: True
@@ -167,7 +168,8 @@ def test_without_a_trace_it_says_how_to_make_one(plan):
     [
         (HEAD.replace("layers: 4", "layers: 8"), (), "x.yaml:7:22: model has 8 layers, "),
         (HEAD.replace("size: 64", "size: 128"), (), "x.yaml:8:16: model.hidden_size: 128; in the configuration of "),
-        (HEAD.replace("parallel: 1", "parallel: 2"), (), "x.yaml:4:22: parallelism.pipeline_parallel: 2: "),
+        (STAGED, (), "parallelism.pipeline_parallel: 2 stages, but MindFormers 2.1.0 cannot divide qwen3"),
+        (STAGED.replace("qwen3", "deepseek_v3"), (), "x.yaml:4:22: parallelism.pipeline_parallel: 2: "),
         (HEAD + "  mtp_num_layers: 1\n", (), "multi-token prediction"),
         (HEAD + "swap: {enable: maybe}\n", (), "x.yaml:9:16: error: swap.enable"),
         (
