@@ -37,8 +37,9 @@ def _refuse(wrong: np.ndarray, subject: str, why: str) -> None:
 def _check_shapes(program: Program) -> None:
     for part in (program.ops, program.copies, program.intervals):
         for array in fields(part):
-            shape = np.shape(getattr(part, array.name))
-            if shape != (len(part),):
+            column = getattr(part, array.name)
+            shape = np.shape(column)
+            if column is not None and shape != (len(part),):  # a table may lack an optional column
                 name = f"{type(part).__name__}.{array.name}"
                 raise SimulationError(f"{name} has shape {shape}; expected {(len(part),)}")
     starts = np.asarray(program.stage_starts)

@@ -203,6 +203,6 @@ def classify(op: str) -> OpClass:
 def is_kernel(op: str) -> bool:
     """Return whether the device runs a kernel for this type; views, tuples and reads of weights have none.
 
-    `backward_prefetch` counts kernels. `MoveTo` is not one of them.
+    What `backward_prefetch` counts: `graph.analysis.execution_order`.
     """
     return op not in NO_WORK_OPS

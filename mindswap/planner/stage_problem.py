@@ -15,7 +15,7 @@ from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import Block
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.memory import peak_memory, profile_memory
-from mindswap.simulator.placing import RELEASE_FACTOR, TransferCosts
+from mindswap.simulator.placing import RELEASE_FACTOR, TransferCosts, execution_ranks
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.program_builder import build_program
 from mindswap.simulator.summary import peak_host_bytes
@@ -211,7 +211,7 @@ class StageProblem(ABC):
 def _release_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, end: int) -> np.ndarray:
     """Return the distance from each offload to the last operator that starts before the offload has ended.
 
-    It counts operators and copies of the execution order.
+    It counts positions of the execution order, copies included.
 
     Args:
         timeline: timeline of a step.
@@ -224,11 +224,12 @@ def _release_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, e
     started_ns = np.maximum.accumulate(timeline.op_start_ns[begin:end])
     last = np.maximum(np.searchsorted(started_ns, timeline.out_end_ns[own_copies], side="left") - 1, producer + 1)
     copies_before = np.searchsorted(producers, last) - np.searchsorted(producers, producer)
-    return last - producer - 1 + copies_before
+    ranks = execution_ranks(timeline.program.ops, begin, end)
+    return ranks[last] - ranks[producer] - 1 + copies_before
 
 
 def _prefetch_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Return the number of operators from the latest possible start of each prefetch to its first user.
+    """Return the number of positions from the latest possible start of each prefetch to its first user.
 
     Args:
         timeline: timeline of a step.
@@ -245,5 +246,6 @@ def _prefetch_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, 
     latest_ns = np.minimum.accumulate((user_ns - total_ns)[::-1])[::-1] + total_ns - duration_ns
     ended = np.searchsorted(np.maximum.accumulate(timeline.op_end_ns[begin:end]), latest_ns, side="right") - 1
     distance = np.empty(len(own_copies), np.int64)
-    distance[order] = user[order] - np.maximum(ended, 0) - 1
+    ranks = execution_ranks(timeline.program.ops, begin, end)
+    distance[order] = ranks[user[order]] - ranks[np.maximum(ended, 0)] - 1
     return distance

@@ -52,6 +52,9 @@ class BlockOp:
     # durations of the sequence pieces in ns, if they differ; then `duration_ns` is their mean
     piece_ns: tuple[int, ...] = ()
     layer_offset: int = 0  # position of its layer in a block of several layers
+    # positions in the backend's order of execution: its own, and those of launches right before it that are no operator
+    # here (`graph.analysis.execution_order`)
+    positions: int = 1
 
 
 class Consumers(NamedTuple):
@@ -113,6 +116,7 @@ class OpColumns(Table):
     is_weight: np.ndarray  # bool
     label: np.ndarray  # int32, index into `BlockArrays.labels`
     layer_offset: np.ndarray  # int32, as `BlockOp.layer_offset`
+    positions: np.ndarray  # int32, as `BlockOp.positions`
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,6 +287,7 @@ def op_columns(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> OpCo
         is_weight=np.array([op.is_weight for op in ops], bool),
         label=np.array([label_of(op.label) for op in ops], np.int32),
         layer_offset=np.array([op.layer_offset for op in ops], np.int32),
+        positions=np.array([op.positions for op in ops], np.int32),
     )
 
 

@@ -76,6 +76,7 @@ class BlockBuilder:
             is_merging_casts=not (is_swapping or rule.is_summed),
             copied=copied,
             static=static,
+            has_gradient_launches=rule.is_summed or rule.is_shared,
             layer_offsets=layer_offsets,
         )
         step.read()

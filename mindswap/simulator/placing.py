@@ -1,8 +1,9 @@
 """Copies and memory intervals of the tensors of a stage, by the rules of MindSpore's Ascend backend.
 
 Sources: acl_stream_assign.cc (device memory is released `3 * backward_prefetch` positions after the offload in the
-execution order, which includes copies), insert_pre_fetch_depend.cc (a prefetch starts `backward_prefetch + 1` operators
-before the first user, copies not included).
+execution order, which includes copies), insert_pre_fetch_depend.cc (a prefetch starts `backward_prefetch + 1` positions
+before the first user, copies not included). Both count positions of the execution order, in which a Reshape has one and
+a fused kernel has one (`graph.analysis.execution_order`).
 
     compute    | make |  3 x prefetch ops  | ...           ... |  prefetch + 1 ops  | use |
     copies            | out ->                                 | in ->
@@ -111,8 +112,9 @@ def _place_copies(tensors: StageTensors, ops: Ops, span: StageSpan, costs: Trans
     of_copy = tensors.rows(np.repeat(np.arange(len(tensors)), tensors.num_copies))
     size_bytes, producer, user = of_copy.size_bytes, of_copy.begin, of_copy.first_backward
     is_prefetched = user != NO_OP
-    prefetch_op = user - (of_copy.prefetch + 1)
-    prefetch_op = np.where(prefetch_op < span.begin, NO_OP, np.maximum(prefetch_op, producer))
+    ranks = execution_ranks(ops, span.begin, span.end)
+    before = np.searchsorted(ranks, ranks[user - span.begin] - (of_copy.prefetch + 1), side="right") - 1
+    prefetch_op = np.where(before < 0, NO_OP, np.maximum(span.begin + before, producer))
     # A prefetch that waits only for its offload follows the producer in the execution order.
     prefetch_after = np.where(prefetch_op == NO_OP, producer, prefetch_op)[is_prefetched]
     return Copies(
@@ -127,6 +129,22 @@ def _place_copies(tensors: StageTensors, ops: Ops, span: StageSpan, costs: Trans
         layer=of_copy.layer,
         micro_batch=of_copy.micro_batch,
     )
+
+
+def execution_ranks(ops: Ops, begin: int, end: int) -> np.ndarray:
+    """Return the positions of the operators of a stage in the backend's execution order, without copies.
+
+    Args:
+        ops: operators of all stages.
+        begin: position of the first operator of the stage.
+        end: position after its last operator.
+
+    Returns:
+        int64, shape (num_ops,), ascending; operators that are fused into a later kernel have that of the one before.
+    """
+    if ops.positions is None:
+        return np.arange(end - begin)
+    return np.cumsum(ops.positions[begin:end], dtype=np.int64) - 1
 
 
 def _durations(sizes: np.ndarray, duration_ns: Callable[[int], int]) -> np.ndarray:
@@ -158,9 +176,10 @@ def _release_ops(
     positions = np.arange(span.begin, span.end)
     num_copies_before = np.searchsorted(producer[order], positions, side="left")
     num_copies_before += np.searchsorted(prefetch_after, positions)
-    op_rank = positions - span.begin + num_copies_before  # in the execution order of operators and copies
+    ranks = execution_ranks(ops, span.begin, span.end)
+    op_rank = ranks + num_copies_before  # in the execution order of operators and copies
     copy_rank = np.empty(len(producer), np.int64)
-    copy_rank[order] = producer[order] - span.begin + 1 + np.arange(len(producer))
+    copy_rank[order] = ranks[producer[order] - span.begin] + 1 + np.arange(len(producer))
     copy_rank += np.searchsorted(prefetch_after, producer)
     compute = np.flatnonzero(ops.kind[span.begin : span.end] <= OpKind.RECOMPUTE)
     following = np.searchsorted(op_rank[compute], copy_rank + RELEASE_FACTOR * distance, side="left")

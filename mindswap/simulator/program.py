@@ -99,6 +99,9 @@ class Ops(Table):
     layer: np.ndarray  # int32, layer of the model; -1 outside the layers
     micro_batch: np.ndarray  # int32, micro-step: with split sequences the number of the piece over all micro-batches
     label: np.ndarray  # int32, index into `Program.labels`
+    # int32, positions in the backend's order of execution up to the operator and after the previous one, which
+    # `backward_prefetch` counts; None for one each
+    positions: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)

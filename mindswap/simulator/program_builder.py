@@ -107,6 +107,7 @@ class _OpsBuilder:
     layer: list[np.ndarray] = field(default_factory=list)
     micro_batch: list[np.ndarray] = field(default_factory=list)
     label: list[np.ndarray] = field(default_factory=list)
+    positions: list[np.ndarray] = field(default_factory=list)
 
     def append(self, stage_pass: StagePass, wait_op: np.ndarray, sequence: int, micro_step: int) -> None:
         """Append the operators of a pass; `wait_op` has absolute positions."""
@@ -117,6 +118,7 @@ class _OpsBuilder:
         self.layer.append(ops.layer)
         self.micro_batch.append(np.full(stage_pass.num_ops, micro_step))
         self.label.append(ops.label)
+        self.positions.append(ops.positions)
 
     def join(self) -> Ops:
         return Ops(
@@ -126,6 +128,7 @@ class _OpsBuilder:
             layer=np.concatenate(self.layer).astype(np.int32),
             micro_batch=np.concatenate(self.micro_batch).astype(np.int32),
             label=np.concatenate(self.label).astype(np.int32),
+            positions=np.concatenate(self.positions).astype(np.int32),
         )
 
 

@@ -13,6 +13,7 @@ from mindswap.graph.passes.fusion import Fusion, find_fusions, find_unwritten
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.passes.half_gradients import MERGED_MARK
 from mindswap.graph.ring_attention import RING, list_rounds
+from mindswap.simulator.execution_positions import PositionCounter, with_gradient_launch
 from mindswap.simulator.layer_block import BlockOp
 from mindswap.simulator.memory_parts import TensorRole
 from mindswap.simulator.program import NO_OP, OpKind
@@ -43,6 +44,7 @@ class StepReader:
     is_merging_casts: bool = True  # recomputed casts of weights run once: see `of_weights`
     copied: Set[str] = frozenset()  # copies of weights that occupy memory
     static: Set[str] = frozenset()  # operators on constants, computed once in a step: `graph.constants`
+    has_gradient_launches: bool = False  # gradients of weights are reduced over ranks or accumulated
     # position of the layer of an operator in a segment of several layers, by name; 0 for those that are not in it
     layer_offsets: Mapping[str, int] = field(default_factory=dict)
     ops: dict[OpList, list[BlockOp | UntimedOp]] = field(default_factory=dict)  # in execution order
@@ -60,6 +62,7 @@ class StepReader:
     def __post_init__(self) -> None:
         self.num_layers = count_layers(self.graph)  # compiled layers
         self.roles = RoleFinder(self.graph, self.num_layers)
+        self.counter = PositionCounter(self.graph)
 
     def read(self) -> None:
         """Read all operators of the graph, forward first."""
@@ -103,6 +106,7 @@ class StepReader:
             wait_per_step=op.wait_per_step,
             is_weight=op.is_weight,
             piece_ns=pieces,
+            positions=op.positions,
         )
 
     def _work(self, node: Node, op_list: OpList) -> Work:
@@ -135,6 +139,7 @@ class StepReader:
         self.roles.note_source(node)
         if node.op in VIEW_OPS or node.op == "MoveTo":
             self.values[node.name] = self.values.get(node.inputs[0], ())
+            self.counter.note_view(node, op_list)
         elif node.op == "TupleGetItem":
             members = self.values.get(node.inputs[0], ())
             index = self.graph.constants.get(node.inputs[1], 0)
@@ -166,6 +171,7 @@ class StepReader:
         ]
         after = [c for c in collectives if not c.is_before and c.kind != RING]
         position = len(ops)
+        positions = self.counter.take(node, op_list, is_fused=node.name in self.unwritten)
         wait_per_step = NO_OP
         if op_list.is_forward and not read and not is_gathering(node) and self.static.isdisjoint(node.inputs):
             self.of_weights.add(node.name)
@@ -178,10 +184,10 @@ class StepReader:
         if node.op in COMMUNICATION_OPS:  # an explicit communication node
             # No collective: its result is the one of an earlier communication, so it takes no time.
             duration_ns = self.collective_ns(after.pop()) if after else 0
-            _communicate(ops, label, node.op, duration_ns, NO_OP, is_weight)
+            _communicate(ops, label, node.op, duration_ns, NO_OP, is_weight, positions)
         else:
             kind = OpKind.FORWARD if op_list.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
-            untimed = UntimedOp(node, label, kind, max(waits, default=NO_OP), wait_per_step, is_weight)
+            untimed = UntimedOp(node, label, kind, max(waits, default=NO_OP), wait_per_step, is_weight, positions)
             exchange = next((c for c in collectives if c.kind == RING), None)
             ops += [untimed] if exchange is None else self._run_ring(untimed, op_list, position, exchange, read)
         role = self._role(node, op_list, read, is_communication=bool(after))
@@ -315,6 +321,9 @@ class StepReader:
         if last is not None and last.op == "MakeTuple":
             for tensor in self._tensors_of((last.name,)):
                 tensor.is_gradient = not tensor.op_list.is_forward
+                if tensor.is_gradient and self.has_gradient_launches:
+                    ops = self.ops[tensor.op_list]
+                    self.ops[tensor.op_list] = with_gradient_launch(ops, tensor.producer_op_index)
 
 
 def _is_early_later(node: Node, op_list: OpList, read: Sequence[StepTensor]) -> bool:
@@ -328,9 +337,16 @@ def _is_early_later(node: Node, op_list: OpList, read: Sequence[StepTensor]) -> 
 
 
 def _communicate(
-    ops: list[BlockOp | UntimedOp], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool
+    ops: list[BlockOp | UntimedOp],
+    label: Label,
+    kind: str,
+    duration_ns: int,
+    begin: int,
+    is_weight: bool,
+    positions: int = 1,
 ) -> int:
     """Append a collective that starts after the operator at `begin` (`NO_OP`: the last one); return its position."""
     wait_op = len(ops) - 1 if begin == NO_OP else begin
-    ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration_ns, wait_op, kind, is_weight=is_weight))
+    collective = BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration_ns, wait_op, kind, is_weight=is_weight)
+    ops.append(replace(collective, positions=positions))
     return len(ops) - 1

@@ -29,6 +29,7 @@ class PassOps(Table):
     label: np.ndarray  # int32, label number of the step
     layer: np.ndarray  # int64, layer of the model; `NO_OP` outside the layers
     is_weight: np.ndarray  # bool, runs in the weight gradient half of a split backward
+    positions: np.ndarray  # int32, as `BlockOp.positions`
     # For operators without `wait_op`, None if there is none in the pass: operator to wait for, ...
     wait_per_step: np.ndarray | None = None  # ... relative to the first forward pass
     wait_half: np.ndarray | None = None  # ... relative to the first half of a split backward
@@ -241,6 +242,7 @@ class ModelSegments:
             layer=np.repeat([self.layer_of(segment) for segment in segments], sizes)
             + np.concatenate([table.layer_offset for table in tables]),
             is_weight=np.concatenate([table.is_weight for table in tables]),
+            positions=np.concatenate([table.positions for table in tables]),
         )
 
     def _with_transfer(self, ops: PassOps, at: int, kind: OpKind, duration_ns: int, wait_op: int) -> PassOps:
@@ -253,6 +255,7 @@ class ModelSegments:
             label=np.insert(ops.label, at, label),
             layer=np.insert(ops.layer, at, NO_OP),
             is_weight=np.insert(ops.is_weight, at, False),
+            positions=np.insert(ops.positions, at, 1),
             wait_per_step=None if ops.wait_per_step is None else np.insert(ops.wait_per_step, at, NO_OP),
         )
 

@@ -24,9 +24,10 @@ class UntimedOp(NamedTuple):
     node: Node
     label: Label
     kind: OpKind
-    wait_op: int  # this field and the next two are those of `BlockOp`
+    wait_op: int  # this field and the next three are those of `BlockOp`
     wait_per_step: int
     is_weight: bool
+    positions: int = 1
 
 
 # Indices of the fields of `Consumers`.

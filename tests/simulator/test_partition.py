@@ -305,3 +305,35 @@ def test_a_copy_that_never_comes_back_counts_where_backward_does_not_read_the_va
         step = replace(step, saved=tuple(entry for entry in step.saved if entry.forward_name != "gelu0"))
     (tensor,) = (each for each in cut(step).layers[0].tensors if str(each.label) == "mlp.gelu" and each.is_forward)
     assert tensor.num_copies == num_copies
+
+
+def positions(ops):
+    return [op.positions for op in ops]
+
+
+def test_a_fused_kernel_has_one_position_in_the_execution_order():
+    plain, fused = cut().layers[1], cut(is_fused=True).layers[1]
+    assert positions(plain.forward) == [1, 1, 1, 1]
+    assert positions(fused.forward) == [1, 1, 0, 1]  # the sum computes the product before it
+
+
+def test_a_reshape_has_a_position_which_counts_with_the_next_operator():
+    forward = list(GRAPH.forward)
+    at = next(i for i, n in enumerate(forward) if n.name == "add1")
+    view = node("view", "Reshape", "mul1", layer=1, cell_path="")
+    forward[at : at + 1] = [view, forward[at].with_renamed_inputs({"mul1": "view"})]
+    blocks = cut(replace(GRAPH, forward=tuple(forward)), is_fused=True)
+    assert positions(blocks.layers[1].forward) == [1, 1, 1, 2]  # kernels before and after a Reshape are not fused
+    assert blocks.layers[1].arrays.forward.positions.tolist() == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("rule", "count"), [(GradientRule(), 1), (GradientRule(is_shared=True), 2), (GradientRule(is_summed=True), 2)]
+)
+def test_the_reduction_or_the_sum_of_a_gradient_has_a_position(rule, count):
+    at = next(i for i, n in enumerate(GRAPH.backward) if n.layer_index == 1) + 2
+    gradient = node("weight_grad", "MatMul", GRAPH.backward[at - 1].name, layer=1)
+    returned = node("gradients", "MakeTuple", "weight_grad", layer=None, cell_path="")
+    backward = (*GRAPH.backward[:at], gradient, *GRAPH.backward[at:], returned)
+    block = cut(replace(GRAPH, backward=backward), rule=rule).layers[1]
+    assert positions(block.backward) == [1, 1, 1, count, 1]

@@ -4,6 +4,8 @@ In the execution order a copy out stands behind its maker: with tensors made by 
 0, copy, 1, copy, 2, 3, ...
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,19 @@ def test_positions_count_from_the_start_of_the_stage():
     assert copies.prefetch_op.tolist() == [NO_OP, 15]
     # Order: 10 11 12 copy 13 14 copy 15 ... 19; three behind the first copy is the second, so the one behind it.
     assert copies.release_op.tolist() == [19, 15]
+
+
+def test_both_distances_count_positions_of_the_execution_order():
+    # Operator 2 is fused into 3; a Reshape precedes 4, two precede 7: ranks 0 1 1 2 4 5 6 9 10 11.
+    positions = np.array([1, 1, 0, 1, 2, 1, 1, 3, 1, 1])
+    ops = replace(program_of(STAGE).ops, positions=positions)
+    # Two positions before operator 8 is a Reshape, so the copy in waits for operator 6. Three positions after the copy
+    # out, which follows operator 0, is the Reshape before operator 4.
+    copies, _ = place(tensor(0, prefetch=1), ops=ops)
+    assert (copies.prefetch_op.tolist(), copies.release_op.tolist()) == ([6], [4])
+    # Position 10 - (9 + 1) is that of operator 0, position 10 - (10 + 1) is none.
+    assert place(tensor(0, prefetch=9), ops=ops).copies.prefetch_op.tolist() == [0]
+    assert place(tensor(0, prefetch=10), ops=ops).copies.prefetch_op.tolist() == [NO_OP]
 
 
 def test_times_follow_sizes():

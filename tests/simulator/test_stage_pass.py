@@ -49,6 +49,7 @@ def test_both_halves_of_a_backward():
         label=np.arange(7),
         layer=np.zeros(7, int),
         is_weight=np.array([False, False, False, True, False, True, False]),
+        positions=np.ones(7, int),
     )
     first, second, positions = split_backward_pass(StagePass(ops, {3: 1}, receive=3, send=2))
     assert first.ops.piece_ns[:, 0].tolist() == [0, 10, 20, 40, 60]
@@ -65,7 +66,7 @@ def test_both_halves_of_a_backward():
 # Turns.
 
 
-NO_OPS = PassOps(*np.zeros((6, 0)))
+NO_OPS = PassOps(*np.zeros((7, 0)))
 FORWARD, TURNS_BACKWARD = StagePass(NO_OPS, {}), StagePass(NO_OPS, {})
 
 # Read by operator 0 of backward alone; by 0, 2 and 3; by 1 and 3; by none. Operators 1 and 3 give gradients of weights.

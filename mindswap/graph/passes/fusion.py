@@ -236,12 +236,12 @@ def parallel_gathers(graph: Graph, op: str) -> list[list[Node]]:
     """
     groups: dict[Hashable, list[Node]] = {}
     for node in graph.forward:
-        if node.op == op and _is_along_first(graph, node):
+        if node.op == op and is_along_first(graph, node):
             groups.setdefault((node.layer_index, node.inputs, node.outputs), []).append(node)
     return list(groups.values())
 
 
-def _is_along_first(graph: Graph, gather: Node) -> bool:
+def is_along_first(graph: Graph, gather: Node) -> bool:
     """Return whether the operator changes only the first dimension that is not 1."""
     operand = graph.index.nodes.get(gather.inputs[0])
     if operand is None or len(operand.outputs) != 1:
