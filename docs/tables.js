@@ -1,5 +1,6 @@
 // A field above each long table of the site: it shows the rows that have all words, for example "qwen3 refused".
 // Tables with many columns get the width of the list of contents; long cells show three lines, and all of them on a click.
+// Tables in the output of commands are shown with all columns: smaller, and without the list of contents where needed.
 const MIN_ROWS = 12, MIN_COLUMNS = 7, LONG_CELL = 60;
 const TEXTS = {
   en: {label: "Filter rows", count: (shown, all) => `${shown} of ${all} rows`},
@@ -50,4 +51,36 @@ function addFilters() {
   }
 }
 
-document.addEventListener("DOMContentLoaded", () => setTimeout(addFilters));
+// The line between the header and the rows of a table in the output of a command: `----  ---------`.
+const RULE = /^ *-{3,}(?:  -{3,})+ *$/gm, FONT_REM = [0.68, 0.62, 0.56, 0.5];
+
+function numColumns(code) {
+  return Math.max(0, ...[...code.textContent.matchAll(RULE)].map(([rule]) => rule.length));
+}
+
+function isCut(code) {
+  const style = getComputedStyle(code), probe = document.createElement("span");
+  probe.textContent = "0".repeat(numColumns(code));
+  code.append(probe);
+  const width = probe.getBoundingClientRect().width;
+  probe.remove();
+  return width > code.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+}
+
+function fitOutputs() {
+  if (!matchMedia("(min-width: 76.25em)").matches) return;
+  const blocks = [...document.querySelectorAll(".md-typeset pre > code")].filter(numColumns);
+  const steps = [() => {}, () => document.body.classList.add("has-wide-code"), () => document.body.classList.add("has-wide-table")];
+  for (const step of steps) {
+    if (!blocks.some(isCut)) return;
+    step();
+    for (const code of blocks) {
+      for (const size of FONT_REM) {
+        code.style.fontSize = `${size}rem`;
+        if (!isCut(code)) break;
+      }
+    }
+  }
+}
+
+document.addEventListener("DOMContentLoaded", () => setTimeout(() => { addFilters(); fitOutputs(); }));

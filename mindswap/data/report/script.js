@@ -232,10 +232,11 @@
       traceLevel(curve.level, curve.time, 0, curve.time.length, toY, false);
       context.stroke();
     }
+    const isPeakShown = stage.peak_ns >= view.from && stage.peak_ns <= view.to;
+    const peakBox = isPeakShown ? boxOfPeak(stage, toX(stage.peak_ns), toY(stage.peak_bytes)) : null;
     if (isFar) {
       context.fillStyle = colour("budget");
-      context.textAlign = "left";
-      context.fillText("budget " + formatBytes(data.budget_bytes) + ", far above", LEFT + 6, toY(top) + 12);
+      writeBudget("budget " + formatBytes(data.budget_bytes) + ", far above", [toY(top) - 5], peakBox);
     } else if (data.budget_bytes !== null) {
       context.strokeStyle = context.fillStyle = colour("budget");
       context.lineWidth = 1.5;
@@ -245,10 +246,10 @@
       context.lineTo(end, toY(data.budget_bytes));
       context.stroke();
       context.setLineDash([]);
-      context.textAlign = "left";
-      context.fillText("budget " + formatBytes(data.budget_bytes), LEFT + 6, toY(data.budget_bytes) - 9);
+      const line = toY(data.budget_bytes);
+      writeBudget("budget " + formatBytes(data.budget_bytes), [line - 9, line + 11], peakBox);
     }
-    if (stage.peak_ns >= view.from && stage.peak_ns <= view.to) markPeak(stage, toX(stage.peak_ns), toY(stage.peak_bytes));
+    if (isPeakShown) markPeak(stage, toX(stage.peak_ns), toY(stage.peak_bytes), peakBox);
     context.restore();
     context.fillStyle = colour("text");
     context.save();
@@ -259,22 +260,42 @@
     context.restore();
   }
 
-  function markPeak(stage, x, y) {
+  const PLAIN = "12px system-ui, sans-serif", BOLD = "600 " + PLAIN;
+
+  // The label of the peak is beside its point, on the side with more room.
+  function boxOfPeak(stage, x, y) {
+    context.font = BOLD;
+    const width = context.measureText(stage.peak_words).width + 6;
+    context.font = PLAIN;
+    const left = x > LEFT + 0.7 * (layout.width - LEFT - RIGHT) ? x - 6 - width : x + 6;
+    return { left, right: left + width, top: y - 19, bottom: y - 3 };
+  }
+
+  // The label of the budget is in the first place that the label of the peak leaves free: at the left or the right end.
+  function writeBudget(words, heights, peakBox) {
+    const width = context.measureText(words).width, end = layout.width - RIGHT;
+    const places = heights.flatMap((y) => [LEFT + 6, end - 6 - width].map((left) => [left, y]));
+    const isFree = ([left, y]) => !peakBox || left > peakBox.right || left + width < peakBox.left
+      || y + 7 < peakBox.top || y - 7 > peakBox.bottom;
+    const [left, y] = places.find(isFree) || places[0];
+    context.textAlign = "left";
+    context.fillText(words, left, y);
+  }
+
+  function markPeak(stage, x, y, box) {
     context.fillStyle = colour("text");
     context.beginPath();
     context.arc(x, y, 4, 0, 2 * Math.PI);
     context.fill();
-    const isLate = x > LEFT + 0.7 * (layout.width - LEFT - RIGHT);
-    context.textAlign = isLate ? "right" : "left";
-    context.font = "600 12px system-ui, sans-serif";
-    const words = stage.peak_words, wide = context.measureText(words).width, at = x + (isLate ? -9 : 9);
     context.globalAlpha = 0.85;
     context.fillStyle = colour("card");
-    context.fillRect(isLate ? at - wide - 3 : at - 3, y - 19, wide + 6, 16);
+    context.fillRect(box.left, box.top, box.right - box.left, box.bottom - box.top);
     context.globalAlpha = 1;
     context.fillStyle = colour("text");
-    context.fillText(words, at, y - 11);
-    context.font = "12px system-ui, sans-serif";
+    context.textAlign = "left";
+    context.font = BOLD;
+    context.fillText(stage.peak_words, box.left + 3, y - 11);
+    context.font = PLAIN;
   }
 
   // A staircase from left to right, or back, as part of the current path.
