@@ -38,6 +38,7 @@ CHINESE = {
     "optimizer-comm-recompute": "`parallel_optimizer_comm_recompute` 不起作用：MindSpore 2.9 只提示由 zero3 代替。",
     "kept-by-reshape": "select_recompute 的条目只命名了这样的算子：反向通过其后的 reshape 保留着它的输出。",
     "optimizer-refused": "使 MindFormers 或 MindSpore 停止的优化器设置，例如没有小数点的 1e-8（在 YAML 中是字符串）。",
+    "optimizer-swap": "`optimizer.swap` 为 True 而设备为 CPU：所有优化器状态本来就在主机内存中，没有作用。",
     "output-recompute": "output_recompute 命名了没有整层重计算的层，或该模型不能这样编译。",
     "overlap": "两个条目 SWAP 同一个算子；提示中说明哪一个生效。",
     "parallel-optimizer": "`parallel.parallel_optimizer_config` 中的设置 MindSpore 拒绝，或不起作用。",

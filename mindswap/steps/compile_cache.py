@@ -35,8 +35,8 @@ NOT_IN_CACHE_KEY = (
     ),
     *(f"features/{name}" for name in ("prove", "run", "trace")),
 )
-# But for the form of a captured step.
-IN_CACHE_KEY = ("simulator/captured_step.py",)
+# But for the form of a captured step, and what `verify` reads of a dry run.
+IN_CACHE_KEY = ("simulator/captured_step.py", "features/dryrun/block_roles.py", "features/dryrun/memory_pool.py")
 
 
 def cached_result(

@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from mindswap.errors import LaunchError
-from mindswap.features.dryrun.block_roles import LAYER, find_parts, operator_type
+from mindswap.features.dryrun.block_roles import LAYER, OPTIMIZER, WEIGHT, find_parts, operator_type
 from mindswap.files import csv_field_limit
 from mindswap.pynative.step_memory import TrackedBlock
 from mindswap.runtime.logs.read import read_worker_log
@@ -23,6 +23,7 @@ from mindswap.simulator.memory_parts import MemoryPart
 
 # Names in the folder of a rank.
 LOG, TRACKER = "log", "tracker"
+STATES = (MemoryPart.OPTIMIZER_STATES, MemoryPart.MASTER_WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Kernel:
     stream: int
     is_offload: bool = False  # MoveTo to host memory
     is_prefetch: bool = False  # MoveTo to the device
+    is_write_back: bool = False  # MoveAssign: copies a parameter that is in host memory back to it
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +138,26 @@ class DryRun:
     def prefetch_kernels(self) -> list[Kernel]:
         """Copies to the device in one step, in order of launch."""
         return [kernel for kernel in self.kernels if kernel.is_prefetch]
+
+    @property
+    def state_blocks(self) -> list[PoolBlock]:
+        """Optimizer states that are in device memory during the whole step, one block each; also averaged weights."""
+        return [block for block in self.blocks if block.kind == WEIGHT and self.part(block) in STATES]
+
+    @property
+    def state_prefetches(self) -> list[Kernel]:
+        """Copies of optimizer states to the device in one step, in order of launch."""
+        return [kernel for kernel in self.prefetch_kernels if OPTIMIZER in kernel.name]
+
+    @property
+    def prefetched_state_bytes(self) -> int | None:
+        """Size of the optimizer states that are copied to the device in a step.
+
+        None if MindSpore planned the memory of the step, which then is one block (`memory_optimize_level: O1`).
+        """
+        copies = (block for block in self.blocks if block.operator == "MoveTo" and OPTIMIZER in block.name)
+        sizes = {block.name: block.size_bytes for block in copies}  # every step has them
+        return sum(sizes.values()) if len(sizes) == len(self.state_prefetches) else None
 
 
 def read_rank(folder: Path, rank: int, wall_s: float, is_inlined: bool = True, cpu_s: float = 0.0) -> DryRun:
@@ -218,4 +240,10 @@ def _read_kernels(path: Path) -> Iterator[Kernel]:
         name, info = row["node_name"], row["node_info"] or ""
         is_copy = "Primitive> MoveTo" in info
         is_out = is_copy and "StringImm> CPU" in info
-        yield Kernel(name, int(row["stream_id"] or 0), is_offload=is_out, is_prefetch=is_copy and not is_out)
+        yield Kernel(
+            name=name,
+            stream=int(row["stream_id"] or 0),
+            is_offload=is_out,
+            is_prefetch=is_copy and not is_out,
+            is_write_back="Primitive> MoveAssign" in info,
+        )

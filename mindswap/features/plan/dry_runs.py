@@ -200,6 +200,8 @@ def _verify_in_subprocess(
         return PlanVerdict(True, "verified: the compiled graph follows the plan"), {}
     layers = answer.data["layers"]
     faults = dict.fromkeys(text for layer in layers for text in _find_ineffective_names(layer))
+    if not answer.data.get("optimizer_states", {"ok": True})["ok"]:
+        faults["optimizer: {swap: True} is not done as asked"] = None
     verdict = PlanVerdict(False, "; ".join(["the compiled graph does NOT do what the plan asks", *faults]))
     ineffective: dict[int, set[str]] = {}
     for layer in layers:

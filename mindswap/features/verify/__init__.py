@@ -21,6 +21,7 @@ from mindswap.features.verify.report import (
     format_recompute_effect,
     recompute_effect_to_json,
 )
+from mindswap.features.verify.states_effect import has_states_on_host, verify_states
 from mindswap.features.verify.trainer_verify import refuse_options, verify_2x
 from mindswap.files import file_name
 from mindswap.graph.analysis.recompute_effect import RecomputeEffect, compare_recompute
@@ -95,7 +96,7 @@ def verify(
         PolicyError: if the configuration is wrong.
         GraphError: if the network cannot be built or compiled.
         LogError: if the logs cannot be read.
-        LaunchError: of MindFormers 2.x: the dry run is not possible, or failed.
+        LaunchError: of MindFormers 2.x, or with optimizer states on the host: the dry run is not possible, or failed.
     """
     config = file_name(path)
     document = load_document(config)
@@ -109,6 +110,8 @@ def verify(
     workers = read_worker_logs(file_name(logs), progress) if logs is not None else None
     policy = requested if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
     verification = _verify_graph(document, checked, policy, rank, use_cache, brief)
+    if has_states_on_host(document):
+        verification = _with_states(verification, document, checked, policy, rank, use_cache, brief)
     if workers is None:
         return verification
     has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in workers)
@@ -144,6 +147,26 @@ def _verify_graph(
     else:
         make = partial(_answer_recompute, document, policy, placement, use_cache)
     return cached_result(document, policy, (Verification,), make, use_cache, ask="verify", rank=rank, brief=brief)
+
+
+def _with_states(
+    verification: Verification,
+    document: Document,
+    checked: CheckResult,
+    policy: Policy,
+    rank: int | None,
+    use_cache: bool,
+    brief: bool,
+) -> Verification:
+    """Return a verification with the effect of `optimizer: {swap: True}`, which no graph of the frontend shows."""
+
+    def make() -> Verification:
+        return Verification(*verify_states(document, checked, rank, brief))
+
+    states = cached_result(document, policy, (Verification,), make, use_cache, ask="states", rank=rank, brief=brief)
+    is_ok = verification.matches_policy and states.matches_policy
+    data = {**verification.data, "ok": is_ok, "optimizer_states": states.data}
+    return Verification(is_ok, f"{verification.text}\n\n{states.text}", data, verification.log_lines)
 
 
 def _stage_policy(document: Document, num_layers: int | None) -> Policy:

@@ -105,6 +105,21 @@ def device_target(context: Context) -> Iterator[Finding]:
         yield Finding(node.location, message, f"'{ASCEND}'", "none needed to try a configuration out")
 
 
+@rule(Level.WARNING)
+def optimizer_swap(context: Context) -> Iterator[Finding]:
+    """optimizer.swap is on with a device target of CPU, where all optimizer states are in host memory anyway.
+
+    Optimizers that have no states on the host are an error: [optimizer-refused](#optimizer-refused).
+
+    PASS: optimizer: {type: AdamW, swap: True}
+    FAIL: {optimizer: {type: AdamW, swap: True}, context: {device_target: CPU}}
+    """
+    node = context.document.get("optimizer", "swap")
+    if node is not None and node.value is True and is_on_cpu(context.document):
+        message = "optimizer.swap: has no effect on CPU, where all optimizer states are in host memory"
+        yield Finding(node.location, message, f"device_target: {ASCEND}", "swap: False, or delete it")
+
+
 @rule(Level.ERROR)
 def jit_level(context: Context) -> Iterator[Finding]:
     """jit_level is neither O0 nor O1: swap exists only there.

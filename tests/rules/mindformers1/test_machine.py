@@ -61,6 +61,23 @@ def test_a_missing_key_passes_device_target():
     assert found("{swap_config: {swap: True}, context: {}}") == []
 
 
+# Rule `optimizer-swap`.
+
+
+@pytest.mark.parametrize(
+    ("text", "findings"),
+    [
+        ("{optimizer: {type: AdamW, swap: True}, context: {device_target: CPU}}", [(1, 33, "optimizer-swap")]),
+        ("{optimizer: {type: AdamW, swap: False}, context: {device_target: CPU}}", []),
+        ("{optimizer: {type: AdamW}, context: {device_target: CPU}}", []),
+        ("{optimizer: {type: AdamW, swap: True}, context: {device_target: Ascend}}", []),
+        ("{optimizer: {type: AdamW, swap: True}}", []),
+    ],
+)
+def test_states_on_the_host_have_no_effect_on_cpu(text, findings):
+    assert found(text) == findings
+
+
 # Rule `jit-level`.
 
 
