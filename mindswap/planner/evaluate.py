@@ -24,6 +24,7 @@ class Evaluation:
     stage_peak_bytes: tuple[int, ...]  # peak device memory of each stage
     host_bytes: int  # host memory of a node
     fits: bool  # every stage is within the device budget, and the node within the host budget
+    is_extrapolated: bool = False  # `step` has fewer micro-batches than the configuration
 
     @property
     def peak_bytes(self) -> int:
@@ -129,7 +130,8 @@ def _extrapolate(problem: PlanProblem, policy: Policy, short_models: Sequence[St
     passes_per_batch_ns = (passes_ns - short_passes_ns) / (counts[1] - counts[0])
     round_ns = slowest_round_ns(steps[1].timeline, short_models[1].layout)
     num_extrapolated = problem.model.layout.num_micro_batches - counts[1]
-    evaluation = replace(evaluation, step_time_ns=evaluation.step_time_ns + round(num_extrapolated * per_batch_ns))
+    step_time_ns = evaluation.step_time_ns + round(num_extrapolated * per_batch_ns)
+    evaluation = replace(evaluation, step_time_ns=step_time_ns, is_extrapolated=True)
     return evaluation, passes_per_batch_ns * 1000 >= round_ns * (1000 - UNSTEADY_PERMILLE)
 
 

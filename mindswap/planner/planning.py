@@ -130,7 +130,7 @@ class Planner:
                 (policy, evaluation), (full.policy, evaluate(problem, full.policy)),
                 key=lambda candidate: (not candidate[1].fits, candidate[1].step_time_ns),
             )  # fmt: skip
-        combined_with = Compared(FULL, full.step_time_ns, full.peak_bytes, full.fits)
+        combined_with = Compared(FULL, full.step_time_ns, full.peak_bytes, full.fits, policy=full.policy)
         return plan_of(
             problem,
             self.bound_inputs,

@@ -1,9 +1,10 @@
 """Problem of a planner, and the resulting plan. Plain data."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from mindswap.policy.cell_tree import CellNode, match_pattern
+from mindswap.policy.equivalence import with_switches_of
 from mindswap.policy.model import Policy
 from mindswap.simulator.step_model import StepModel
 
@@ -61,8 +62,7 @@ class PlanProblem:
 
     def with_switches(self, policy: Policy) -> Policy:
         """Return a policy with the recompute switches of the configuration."""
-        names = ("recompute_slice_activation", "mp_comm_recompute", "parallel_optimizer_comm_recompute")
-        return replace(policy, is_swap_enabled=True, **{name: getattr(self.settings, name) for name in names})
+        return with_switches_of(self.settings, policy)
 
 
 # The plan; all times are simulated.
@@ -82,6 +82,7 @@ class Compared:
     peak_bytes: int  # highest device memory of any stage, simulated
     fits: bool  # within the budgets
     baseline: str = ""  # its name in `BASELINES`; "" for other policies
+    policy: Policy | None = None  # in layer indices; None if no other evaluation needs it
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,14 @@ class PlanSession:
             policy,
             evaluate(problem, policy),
             compared=tuple(
-                Compared(BASELINES[name].title, evaluation.step_time_ns, evaluation.peak_bytes, evaluation.fits, name)
+                Compared(
+                    BASELINES[name].title,
+                    evaluation.step_time_ns,
+                    evaluation.peak_bytes,
+                    evaluation.fits,
+                    name,
+                    policies[name],
+                )
                 for name, evaluation in evaluations.items()
             ),
             num_evaluations=self._num_evaluations - num_before,

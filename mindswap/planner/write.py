@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from mindswap.config.nodes import Document
+from mindswap.config.render import document_from_data
 from mindswap.config.section_edits import rewrite_section
 from mindswap.planner.problem import Plan
 from mindswap.planner.recompute_counts import counted_sections
 from mindswap.policy.cell_tree import SEPARATOR, CellNode, match_pattern, split_pattern
-from mindswap.policy.equivalence import policy_sections
+from mindswap.policy.equivalence import context_for_swap, policy_sections
 from mindswap.policy.model import ENTRY_FIELDS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.units import format_bytes, format_time
 
@@ -62,6 +63,24 @@ def plan_sections(policy: Policy, document: Document, num_layers: int) -> dict[s
     """
     counted = counted_sections(policy, document, num_layers)
     return counted or policy_sections(written_policy(policy), document.data(), num_layers)
+
+
+def planned_document(policy: Policy, document: Document, num_layers: int) -> Document:
+    """Return the configuration with a policy, as a plan writes it. Arguments as of `plan_sections`."""
+    sections = plan_sections(policy, document, num_layers)
+    context = {} if is_written_without_swap(policy, document, num_layers) else context_for_swap(document)
+    return document_from_data({**document.data(), **context, **sections}, document.file)
+
+
+def is_written_without_swap(policy: Policy, document: Document, num_layers: int) -> bool:
+    """Return whether the configuration has `swap: False` with a policy: it keeps everything, or counts express it.
+
+    Args:
+        policy: the policy.
+        document: configuration that it is written into.
+        num_layers: layers of the model.
+    """
+    return not written_policy(policy).is_swap_enabled or counted_sections(policy, document, num_layers) is not None
 
 
 def written_policy(policy: Policy) -> Policy:

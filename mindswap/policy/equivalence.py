@@ -90,6 +90,11 @@ def truncated_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
 # Sections of a configuration for a policy.
 
 
+def with_switches_of(settings: Policy, policy: Policy) -> Policy:
+    """Return a policy with the switches of recompute (`RECOMPUTE_FLAGS`) of another one."""
+    return replace(policy, is_swap_enabled=True, **{name: getattr(settings, name) for name in RECOMPUTE_FLAGS})
+
+
 def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) -> dict[str, dict[str, Any]]:
     """Return the sections of a policy for a configuration; select options of all layers become True.
 
@@ -141,11 +146,13 @@ def rewrite_for_swap(text: str, file_document: Document, merged: Document) -> st
 
 def with_swap_enabled(document: Document) -> Document:
     """Return the configuration with only swap enabled and locations kept, to check whether a plan can be written."""
-    data = document.data()
-    changed = {**data, "swap_config": {"swap": True, "op_swap": []}, "recompute_config": {}}
-    if _blocks_swap(document):
-        changed["context"] = {**data["context"], LEVEL_KEY: "O0"}
-    return document_from_data(changed, document.file, document)
+    changed = {**document.data(), "swap_config": {"swap": True, "op_swap": []}, "recompute_config": {}}
+    return document_from_data(changed | context_for_swap(document), document.file, document)
+
+
+def context_for_swap(document: Document) -> dict[str, Any]:
+    """Return the section `context` with the memory level that swap needs; empty if the configuration has no other."""
+    return {"context": {**document.data()["context"], LEVEL_KEY: "O0"}} if _blocks_swap(document) else {}
 
 
 def _blocks_swap(document: Document) -> bool:

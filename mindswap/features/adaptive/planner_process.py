@@ -14,7 +14,7 @@ from pathlib import Path
 from mindswap.config.source import load_document
 from mindswap.config.step_settings import is_on_cpu
 from mindswap.errors import MindswapError
-from mindswap.features.plan import compact, make_problem, plan_within_pool, planned_text
+from mindswap.features.plan import WrittenPolicies, compact, make_problem, plan_within_pool, planned_text
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
 from mindswap.graph.capture_cache import from_plain, to_plain
@@ -26,7 +26,7 @@ from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.runtime.attempt.model import CLASSES, Corrections, NothingFits, TrainingPlan
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
-from mindswap.simulator.cost.hardware import FIGURES, Device, FigureKind, figure_values, with_figures, with_fragments
+from mindswap.simulator.cost.hardware import FIGURES, Device, FigureKind, figure_values, with_figures
 from mindswap.system.children import hold_lifeline
 from mindswap.system.signals import signals_raise
 
@@ -49,14 +49,15 @@ def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections
     offset = corrections.static_offset_bytes
     problem = make_problem(loaded, max(budget_bytes - offset, 1))
     # The trees exclude operators of the CPU replacements, which a configuration cannot name.
-    solver, device = Solver(loaded.model, required_trees=loaded.nameable_trees), loaded.device
+    solver = Solver(loaded.model, required_trees=loaded.nameable_trees)
     plan = solver.plan(problem)
-    if device.leaves_fragments:
-        problem, plan, device = plan_within_pool(loaded, problem, plan, max(budget_bytes - offset, 1), solver.plan)
+    written = WrittenPolicies(loaded, problem, max(budget_bytes - offset, 1))
+    if written.differs:
+        problem, plan, _ = plan_within_pool(written, plan, solver.plan)
     if not plan.fits:
         # If the peak is within the device's budget, host memory is too small.
-        smallest_bytes = with_fragments(device, plan.smallest_budget_bytes) + offset
-        return NothingFits(smallest_bytes if plan.peak_bytes > problem.budget_bytes else None)
+        smallest_bytes = plan.smallest_budget_bytes + offset
+        return NothingFits(smallest_bytes if plan.peak_bytes > written.budget_bytes else None)
     plan = replace(
         compact(loaded, plan),
         budget_bytes=budget_bytes,

@@ -7,10 +7,11 @@ from typing import Any
 
 from mindswap.config.nodes import Document, show
 from mindswap.errors import SimulationError
-from mindswap.features.simulate import Run, outside_line
+from mindswap.features.simulate import LoadedStep, Run, outside_line
 from mindswap.features.step import Step, load_step
 from mindswap.files import unique_labels
 from mindswap.policy.coverage import BASELINES, KEEP_ALL, baseline_policy
+from mindswap.policy.equivalence import with_switches_of
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, Policy
 from mindswap.report.tables import attributes, format_table
 from mindswap.simulator.stage_weights import describe_training
@@ -95,7 +96,7 @@ def compare_configs(
     documents: list[tuple[str, Document]] = []
     for name in names:
         if name in BASELINES and first is not None:
-            runs.append((name, first.simulate(_baseline(name, first.model))))
+            runs.append((name, first.simulate(baseline_of(name, first))))
             continue
         step = load_step(name, device, dict(overrides or {}), use_cache, expert_skew=expert_skew)
         first = first or step
@@ -112,14 +113,19 @@ def _notes_of_file(model: StepModel) -> Sequence[str]:
     return model.file_caveats if isinstance(model, StepModel2x) else describe_training(model.weights.parameters)
 
 
-def _baseline(name: str, model: StepModel) -> Policy:
-    """Return the policy of a baseline for a model.
+def baseline_of(name: str, step: LoadedStep) -> Policy:
+    """Return the policy of a baseline for a step, with the switches of recompute of its configuration.
+
+    Args:
+        name: one of `BASELINES`.
+        step: the step.
 
     Raises:
         SimulationError: MindFormers 2.x has no such policy.
     """
+    model = step.model
     if not isinstance(model, StepModel2x):
-        return baseline_policy(name, model.captured.trees)
+        return with_switches_of(step.policy, baseline_policy(name, model.captured.trees))
     all_but_last = Layers(range(model.num_layers - 1))
     policies = {
         KEEP_ALL: Policy(is_swap_enabled=True),
@@ -159,7 +165,7 @@ def _row(figures: Mapping[str, Any], first_ns: int) -> tuple[str, ...]:
         format_time(figures["step_time_ns"]),
         f"{figures['tokens_per_s']:.0f}",
         format_difference(figures["step_time_ns"], first_ns),
-        format_bytes(figures["peak_bytes"]),
+        format_bytes(figures["actual_peak_bytes"]),
         format_time(figures["exposed_copy_ns"]),
         figures["fit"],
     )

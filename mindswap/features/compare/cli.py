@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     device = comparison.runs[0][1].device
     if args.plot:
         plot_tradeoffs(
-            [Compared(name, run.step_time_ns, run.peak_bytes, run.fits) for name, run in comparison.runs],
+            [Compared(name, run.step_time_ns, run.actual_peak_bytes, run.fits) for name, run in comparison.runs],
             args.plot,
             title="Step time and peak memory",
             caption=device.title,

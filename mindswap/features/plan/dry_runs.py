@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.adapters.quiet import progress_reporting
-from mindswap.config.render import document_from_data
 from mindswap.errors import NOT_COMPILED, LaunchError
 from mindswap.features.dryrun import DryRunReport, StatusCallback, describe_basis, dry_run_to_json, run_stages
 from mindswap.features.plan import StepPlan
 from mindswap.features.plan.attempts import attempt_row, attempt_to_json
 from mindswap.features.step_2x import is_2x
-from mindswap.policy.equivalence import policy_sections
+from mindswap.planner.write import planned_document
 from mindswap.policy.wording import name_indices
 from mindswap.report.tables import format_table
 from mindswap.steps.recorded import is_trace_path
@@ -83,12 +82,11 @@ def plan_with_dry_runs(
 
 def dry_run_plan(plan: StepPlan, budget_bytes: int, report_status: StatusCallback = lambda line: None) -> DryRunReport:
     """Dry run a step under a plan. Raises as `run_stages`."""
-    step = replace(plan.step, policy=replace(plan.policy, is_swap_enabled=True))
-    data = step.document.data()
-    sections = policy_sections(step.policy, data, step.model.captured.num_layers)
-    document, title = document_from_data({**data, **sections}, step.document.file), f"{step.title}, planned"
+    policy, compiled = replace(plan.policy, is_swap_enabled=plan.step.is_swap_written(plan.policy)), plan.step
+    step = replace(compiled if policy.is_swap_enabled else compiled.as_compiled_without_swap(), policy=policy)
+    document = planned_document(plan.policy, step.document, step.model.captured.num_layers)
     limits = budget_bytes, step.device.leaves_fragments
-    return run_stages(document, None, report_status, title, lambda: step, *limits)
+    return run_stages(document, None, report_status, f"{step.title}, planned", lambda: step, *limits)
 
 
 def format_attempts(attempts: Sequence[DryRunPlan]) -> str:

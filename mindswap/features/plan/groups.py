@@ -7,9 +7,10 @@ from dataclasses import replace
 from mindswap.config.pipeline_layout import LayoutError
 from mindswap.errors import SimulationError
 from mindswap.features.plan.pynative import is_model_2x
+from mindswap.features.plan.written_policies import WrittenPolicies
 from mindswap.features.simulate import LoadedStep
 from mindswap.planner.build_plan import with_policy
-from mindswap.planner.evaluate import Evaluation, evaluate
+from mindswap.planner.evaluate import Evaluation
 from mindswap.planner.problem import Compared, Objective, Plan, PlanProblem
 from mindswap.policy.coverage import FULL_RECOMPUTE
 from mindswap.policy.model import ALL_LAYERS, Layers, Policy
@@ -19,7 +20,7 @@ from mindswap.policy.model import ALL_LAYERS, Layers, Policy
 SIZES = (2, 3, 4, 6, 8)
 
 
-def with_groups(step: LoadedStep, problem: PlanProblem, plan: Plan, budget_bytes: int | None = None) -> Plan:
+def with_groups(written: WrittenPolicies, plan: Plan) -> Plan:
     """Return the plan, or full recompute of groups of layers if that fits and the plan does not or takes longer.
 
     A layer that does not keep its output is recomputed up to that output, so groups take longer than full recompute:
@@ -27,23 +28,20 @@ def with_groups(step: LoadedStep, problem: PlanProblem, plan: Plan, budget_bytes
     If nothing fits, the plan is the policy that needs the least memory.
 
     Args:
-        step: the planned step.
-        problem: problem of the plan.
+        written: evaluates policies as they are written, which groups are with `swap: True`.
         plan: the plan of the search.
-        budget_bytes: memory that groups may take with the fragments of their own replay in the pool, on a device whose
-            pool leaves some; None for no replay.
     """
     full = next((row for row in plan.compared if row.baseline == FULL_RECOMPUTE), None)
     is_faster = plan.fits and full is not None and plan.step_time_ns <= full.step_time_ns
-    if full is None or is_faster or plan.is_interrupted or not _is_possible(step, problem):
+    if full is None or is_faster or plan.is_interrupted or not _is_possible(written.step, written.problem):
         return plan
-    candidates = list(_evaluated(step, problem, budget_bytes))
+    candidates = list(_evaluated(written))
     rows = tuple(
         Compared(f"full recompute, groups of {size}", entry.step_time_ns, entry.peak_bytes, entry.fits)
         for size, _, entry in candidates
     )
     plan = replace(plan, compared=(*plan.compared, *rows), num_evaluations=plan.num_evaluations + len(candidates))
-    plan = replace(plan, least_budget_bytes=_least_budget_bytes(plan))
+    plan = replace(plan, least_budget_bytes=unrefuted_least_bytes(plan))
     fitting = [candidate for candidate in candidates if candidate[2].fits]
     if fitting:
         _, policy, entry = min(fitting, key=lambda candidate: candidate[2].step_time_ns)
@@ -54,21 +52,14 @@ def with_groups(step: LoadedStep, problem: PlanProblem, plan: Plan, budget_bytes
     return _planned(plan, policy, entry) if entry.peak_bytes < plan.smallest_budget_bytes else plan
 
 
-def _evaluated(
-    step: LoadedStep, problem: PlanProblem, budget_bytes: int | None
-) -> Iterator[tuple[int, Policy, Evaluation]]:
+def _evaluated(written: WrittenPolicies) -> Iterator[tuple[int, Policy, Evaluation]]:
     """Yield size, policy and evaluation of groups, without those that cannot be simulated."""
-    for size, policy in _group_policies(step, problem):
+    for size, policy in _group_policies(written.step, written.problem):
         with suppress(SimulationError):
-            entry = evaluate(problem, policy)
-            if entry.fits and budget_bytes is not None:
-                # Groups are written with `swap: True`, so their file has `memory_optimize_level: O0`.
-                peaks = step.model.actual_peaks_bytes(step.model.simulate(policy), is_level_kept=False)
-                entry = replace(entry, fits=max(peaks) <= budget_bytes)
-            yield size, policy, entry
+            yield size, policy, written.evaluate(policy)
 
 
-def _least_budget_bytes(plan: Plan) -> int:
+def unrefuted_least_bytes(plan: Plan) -> int:
     """Return a lower bound of the device memory of all policies.
 
     That of the planner is one of policies that keep the outputs of layers. Where groups need less, static memory is.

@@ -11,10 +11,10 @@ from mindswap.features.plan.pynative import CHUNKS, ENGINE, added_chunks, added_
 from mindswap.features.plan.report import format_plan
 from mindswap.features.plan.states import OptimizerStates
 from mindswap.features.plan.written import planned_text
+from mindswap.features.plan.written_policies import WrittenPolicies
 from mindswap.features.simulate import LoadedStep, Run
 from mindswap.files import file_name, write_new
 from mindswap.planner.build_plan import with_policy
-from mindswap.planner.evaluate import evaluate
 from mindswap.planner.problem import Plan, PlanProblem
 from mindswap.planner.recompute_counts import counted_sections
 from mindswap.planner.write import written_policy
@@ -118,15 +118,14 @@ class StepPlan:
         if not removed <= {entry.pattern for entry in self.policy.op_swap}:
             return None
         policy = replace(self.policy, op_swap=tuple(entries))
-        evaluation = evaluate(self.problem, policy)
+        evaluation = WrittenPolicies(self.step, self.problem, self.plan.budget_bytes).evaluate(policy)
         if not evaluation.fits:
             return None
         return replace(self, plan=with_policy(self.plan, policy, evaluation))
 
     def run(self) -> Run:
-        """Simulate the step under the plan."""
-        simulated = evaluate(self.problem, self.policy).step
-        return Run(self.step.model, self.policy, simulated, f"{self.step.title}, planned")
+        """Simulate the step under the plan, as `simulate` does with the file that has it."""
+        return self.step.simulate(self.policy, f"{self.step.title}, planned")
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the configuration with the plan. Comments and all other keys stay; the text is read back first.

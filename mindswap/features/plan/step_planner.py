@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from mindswap.config.step_settings import LAYERS_NOT_INLINED, MAX_INLINED_MICRO_BATCHES
 from mindswap.errors import PlanError, SimulationError
 from mindswap.features.plan.budget import find_budget, make_problem, usable_budget
-from mindswap.features.plan.groups import with_groups
+from mindswap.features.plan.groups import unrefuted_least_bytes, with_groups
 from mindswap.features.plan.pynative import is_model_2x, require_known_swap
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.tidy import without_warnings
 from mindswap.features.plan.within_pool import plan_within_pool
 from mindswap.features.plan.written import compact
+from mindswap.features.plan.written_policies import WrittenPolicies
 from mindswap.features.simulate import LoadedStep
 from mindswap.planner.build_plan import with_policy
-from mindswap.planner.evaluate import evaluate
+from mindswap.planner.evaluate import Evaluation
 from mindswap.planner.layer_plan import plan_layers
 from mindswap.planner.pins import Pin, pinned_policy
 from mindswap.planner.planning import Planner
@@ -25,6 +26,9 @@ from mindswap.planner.solver.search import Progress
 from mindswap.planner.staged_plan import plan_staged
 from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.planner.traced_plan import plan_traced
+from mindswap.policy.coverage import KEEP_ALL
+from mindswap.policy.model import Policy
+from mindswap.policy.resolve import with_recompute_only
 from mindswap.simulator.cost.hardware import with_fragments
 from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
 from mindswap.simulator.staged_step import StagedStepModel
@@ -54,7 +58,7 @@ class StepPlanner:
     def __init__(self, step: LoadedStep, allow: Allow = DEFAULT_ALLOW, pins: Sequence[Pin] = ()):
         require_known_swap(step, allow)
         self.file_step, self.allow = step, restrict_to_compilable(step, allow)
-        self.step = step.as_compiled_with_swap()
+        self.step = self._free_step = step.as_compiled_with_swap()
         if pins:
             fixed = pinned_policy(pins, self.step.model, self.allow, step.nameable_trees)
             self.step = replace(self.step, model=self.step.model.with_fixed_policy(fixed))
@@ -82,28 +86,76 @@ class StepPlanner:
         step = self.step
         problem = make_problem(step, memory, self.allow, objective)
         budget_bytes, source = find_budget(step, memory)
+        written = WrittenPolicies(step, problem, budget_bytes)
         search = self._search_of(problem, progress, simple)
         plan, device = search(problem), step.device
-        if device.leaves_fragments and not is_model_2x(step.model):
-            problem, plan, device = plan_within_pool(step, problem, plan, budget_bytes, search)
-        if device.leaves_fragments:
+        if written.differs:
+            problem, plan, device = plan_within_pool(written, plan, search)
+        if not is_model_2x(step.model):
+            plan = compact(step, without_warnings(written, plan))
+            plan = with_groups(written, self._in_first_layers(written, problem, plan, search))
+        rows = map(self._free(written).compared, plan.compared)
+        plan = replace(plan, compared=(*self._file_row(written), *rows))
+        if written.differs:
+            plan = self._fastest(written, plan)
+        if not step.device.leaves_fragments:
+            device = step.device  # gaps of planned addresses are those of this plan alone
+        else:
             fragments = f"fragments of the pool, which maps no pages: {device.fragments_permille / 10:g} % of the peak"
             source = f"{source}; {fragments}" if source else fragments
-        if not is_model_2x(step.model):
-            plan = compact(step, without_warnings(step, problem, plan))
-            pool_bytes = budget_bytes if step.device.leaves_fragments else None
-            plan = with_groups(step, problem, self._in_first_layers(problem, plan, search), pool_bytes)
         plan = replace(
             plan,
-            compared=(*evaluate_file_policy(problem, self.file_step), *plan.compared),
             budget_bytes=budget_bytes,
-            smallest_budget_bytes=with_fragments(device, plan.smallest_budget_bytes),
             least_budget_bytes=with_fragments(device, plan.least_budget_bytes),
         )
-        return StepPlan(step, problem, plan, source, usable_budget(step, memory).without_fragments(device))
+        return StepPlan(step, problem, plan, source, usable_budget(step, memory))
+
+    def _free(self, written: WrittenPolicies) -> WrittenPolicies:
+        """Return the same without the pins, which compared policies do not have."""
+        step = self._free_step
+        return WrittenPolicies(step, replace(written.problem, model=step.model), written.budget_bytes)
+
+    def _kept(self, written: WrittenPolicies) -> Evaluation | None:
+        """Evaluate keeping everything as it is written; None if that is what the search evaluates."""
+        return self._free(written).evaluate(written.problem.with_switches(Policy())) if written.differs else None
+
+    def _file_row(self, written: WrittenPolicies) -> tuple[Compared, ...]:
+        """Evaluate the policy of the configuration, for comparison. Empty without one, or if it cannot be simulated."""
+        step = self.file_step
+        if step.path is None or isinstance(step.model, LayerSwapModel2x):
+            return ()
+        problem = replace(written.problem, model=step.model)
+        try:
+            evaluation = WrittenPolicies(step, problem, written.budget_bytes).evaluate(step.policy)
+        except SimulationError:  # `simulate` reports the reason; the plan replaces this policy in any case
+            return ()
+        figures = (evaluation.step_time_ns, evaluation.peak_bytes, evaluation.fits)
+        return (Compared(YOURS, *figures, policy=step.policy),)
+
+    def _fastest(self, written: WrittenPolicies, plan: Plan) -> Plan:
+        """Return the plan, or a compared policy that is faster as it is written, for example compiled without swap."""
+        plan = _with_bounds_of_rows(plan, is_pinned=bool(self.allow.pinned))
+        if written.problem.objective is not Objective.TIME or plan.is_interrupted:
+            return plan
+        rows = [row for row in plan.compared if row.policy is not None and row.fits and self._is_candidate(row.policy)]
+        best = min(rows, key=lambda row: row.step_time_ns, default=None)
+        if best is None or best.policy is None or (plan.fits and plan.step_time_ns <= best.step_time_ns):
+            return plan
+        return written.planned(compact(self.step, replace(plan, policy=with_recompute_only(best.policy))))
+
+    def _is_candidate(self, policy: Policy) -> bool:
+        """Return whether a compared policy may be the plan, which is written as it was evaluated."""
+        enabled = with_recompute_only(policy)
+        is_as_evaluated = self.step.is_swap_written(enabled) == self.step.is_swap_written(policy)
+        return is_as_evaluated and self.planner.is_eligible(self.allow, enabled)
 
     def _in_first_layers(
-        self, problem: PlanProblem, plan: Plan, search: Callable[[PlanProblem], Plan], budget_bytes: int = 0
+        self,
+        written: WrittenPolicies,
+        problem: PlanProblem,
+        plan: Plan,
+        search: Callable[[PlanProblem], Plan],
+        budget_bytes: int = 0,
     ) -> Plan:
         """Return a plan that only recomputes in the first layers of each stage, if that fits and is as fast.
 
@@ -118,12 +170,12 @@ class StepPlanner:
         tried, limit_ns = plan, plan.step_time_ns * (1000 + COUNTS_PERMILLE) // 1000
         for _ in range(MAX_COUNTED):
             first = in_first_layers(tried.policy, step.document, model.captured.num_layers)
-            evaluation = evaluate(problem, first) if first is not None and swaps_nothing(tried.policy) else None
+            evaluation = written.evaluate(first) if first is not None and swaps_nothing(tried.policy) else None
             if first is None or evaluation is None or evaluation.step_time_ns > limit_ns:
                 break
             if evaluation.fits:
                 return with_policy(plan, first, evaluation)
-            excess_bytes = evaluation.peak_bytes - problem.budget_bytes
+            excess_bytes = evaluation.peak_bytes - written.budget_bytes
             budget_bytes = (budget_bytes or problem.budget_bytes) - excess_bytes
             tried = compact(step, search(replace(problem, budget_bytes=budget_bytes)))
         return plan
@@ -157,7 +209,10 @@ class StepPlanner:
         """
         problem = make_problem(self.step, None, self.allow, objective)
         plans = sweep_budgets(PlanSession(self.planner, problem, progress), max_bytes)
-        return Sweep(self.planner, problem, tuple(compact(self.step, plan) for plan in plans))
+        written = WrittenPolicies(self.step, problem, find_budget(self.step)[0])
+        kept = self._kept(written)
+        shown = tuple(_of_sweep(written, kept, compact(self.step, plan)) for plan in plans)
+        return Sweep(self.planner, problem, shown, kept)
 
     def bound_ns(self, memory: str | int | None = None) -> int | None:
         """Return a lower bound in ns on the step time of all policies that fit; None if none can fit.
@@ -165,7 +220,9 @@ class StepPlanner:
         It counts no fragments: a plan may leave fewer than are assumed before it is replayed.
         """
         problem = make_problem(self.step, memory, self.allow)
-        return self.planner.bound_ns(replace(problem, budget_bytes=find_budget(self.step, memory)[0]))
+        problem = replace(problem, budget_bytes=find_budget(self.step, memory)[0])
+        kept = self._kept(WrittenPolicies(self.step, problem, problem.budget_bytes))
+        return _bound_with(kept, self.planner.bound_ns(problem), problem.budget_bytes)
 
 
 def restrict_to_compilable(step: LoadedStep, allow: Allow) -> Allow:
@@ -191,22 +248,40 @@ class Sweep:
     planner: Planner
     problem: PlanProblem
     plans: tuple[Plan, ...]
+    kept: Evaluation | None = None  # keeping everything as it is written, if that differs from what is searched
 
     def bound(self) -> list[tuple[int, int]]:
         """Return points of the lower bound: device memory in bytes, and the least possible step time in ns."""
-        return list(bound_curve(self.planner, self.problem, list(self.plans)))
+        points = bound_curve(self.planner, self.problem, list(self.plans))
+        return [(budget, _bound_with(self.kept, bound_ns, budget) or bound_ns) for budget, bound_ns in points]
 
     def bound_ns(self, budget_bytes: int) -> int | None:
         """Return a lower bound in ns on the step time of all policies within a budget; None if none can fit."""
-        return self.planner.bound_ns(replace(self.problem, budget_bytes=budget_bytes))
+        bound_ns = self.planner.bound_ns(replace(self.problem, budget_bytes=budget_bytes))
+        return _bound_with(self.kept, bound_ns, budget_bytes)
 
 
-def evaluate_file_policy(problem: PlanProblem, step: LoadedStep) -> tuple[Compared, ...]:
-    """Simulate the policy of the configuration, for comparison. Empty without one, or if it cannot be simulated."""
-    if step.path is None or isinstance(step.model, LayerSwapModel2x):
-        return ()
-    try:
-        evaluation = evaluate(replace(problem, model=step.model), step.policy)
-    except SimulationError:  # `simulate` reports the reason; the plan replaces this policy in any case
-        return ()
-    return (Compared(YOURS, evaluation.step_time_ns, evaluation.peak_bytes, evaluation.fits),)
+def _with_bounds_of_rows(plan: Plan, is_pinned: bool) -> Plan:
+    """Return a plan whose bounds hold for the compared policies, too, of which some may be compiled without swap."""
+    keep_ns = next(row.step_time_ns for row in plan.compared if row.baseline == KEEP_ALL)
+    bound_ns = plan.lower_bound_ns
+    if bound_ns is not None and not is_pinned:
+        rows = [row for row in plan.compared if row.fits and (row.name == YOURS or row.baseline == KEEP_ALL)]
+        bound_ns = min([bound_ns, *(row.step_time_ns for row in rows)])
+    least_bytes = unrefuted_least_bytes(plan)
+    return replace(plan, unconstrained_ns=keep_ns, lower_bound_ns=bound_ns, least_budget_bytes=least_bytes)
+
+
+def _bound_with(kept: Evaluation | None, bound_ns: int | None, budget_bytes: int) -> int | None:
+    """Return a bound of steps with swap, or the time of keeping everything without if that fits and is faster."""
+    is_within = kept is not None and kept.peak_bytes <= budget_bytes
+    return min(kept.step_time_ns, bound_ns or kept.step_time_ns) if kept is not None and is_within else bound_ns
+
+
+def _of_sweep(written: WrittenPolicies, kept: Evaluation | None, plan: Plan) -> Plan:
+    """Return a plan of a sweep with the figures of its file; with fragments or gaps it may exceed its own budget."""
+    if kept is None:
+        return plan
+    bound_ns = _bound_with(kept, plan.lower_bound_ns, plan.budget_bytes)
+    shown = written.planned(plan)
+    return replace(shown, fits=plan.fits, unconstrained_ns=kept.step_time_ns, lower_bound_ns=bound_ns)

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from mindswap.config.problem import Level
-from mindswap.config.render import document_from_data
+from mindswap.features.plan.written_policies import WrittenPolicies
 from mindswap.features.simulate import LoadedStep
 from mindswap.planner.build_plan import with_policy
 from mindswap.planner.evaluate import evaluate
-from mindswap.planner.problem import Plan, PlanProblem
-from mindswap.planner.write import plan_sections
+from mindswap.planner.problem import Plan
+from mindswap.planner.write import planned_document
 from mindswap.policy.cell_tree import CellNode, match_pattern
 from mindswap.policy.equivalence import with_swap_enabled
 from mindswap.policy.model import ENTRY_FIELDS, NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
@@ -21,29 +21,32 @@ Entry = LayerSwap | OpSwap | OpRecompute
 SWAP_FIELDS = ("op_swap", "layer_swap")
 
 
-def without_warnings(step: LoadedStep, problem: PlanProblem, plan: Plan) -> Plan:
+def without_warnings(written: WrittenPolicies, plan: Plan) -> Plan:
     """Return the plan without what new warnings of `check` are about, if it is as fast and fits without it.
 
     A plan without new warnings, and one that does not fit, is returned as it is. Pins (decisions of the user) stay.
 
     Args:
-        step: the planned step.
-        problem: problem of the plan.
+        written: evaluates policies as they are written.
         plan: a plan from `compact`.
     """
+    step, fixed = written.step, written.problem.model.layers.fixed
     # Without the policy of the file, which may cause the same warnings as the plan, and is replaced by it.
     known = {found.rule for found in check_document(with_swap_enabled(step.document), _num_layers(step)).problems}
     number = num_new_warnings(step, plan.policy, known) if plan.fits else 0
     trees, layer_map = step.model.captured.trees, step.model.captured.sample.layer_map
     layer_trees = [trees[layer_class] for layer_class in layer_map]
-    pinned = pinned_decisions(plan.policy, problem.model.layers.fixed, layer_trees)
+    pinned = pinned_decisions(plan.policy, fixed, layer_trees)
     while number:
         for policy in reduced_policies(plan.policy, trees, len(layer_map)):
             fewer = num_new_warnings(step, policy, known)
-            if fewer >= number or pinned_decisions(policy, problem.model.layers.fixed, layer_trees) != pinned:
+            if fewer >= number or pinned_decisions(policy, fixed, layer_trees) != pinned:
                 continue
-            evaluation = evaluate(problem, policy)
-            if evaluation.fits and evaluation.step_time_ns <= plan.step_time_ns:
+            # Times of one and the same step: without the last entry the file is written without swap.
+            if evaluate(written.problem, policy).step_time_ns > plan.step_time_ns:
+                continue
+            evaluation = written.evaluate(policy)
+            if evaluation.fits:
                 number = fewer
                 plan = with_policy(plan, policy, evaluation)
                 break
@@ -85,8 +88,7 @@ def num_new_warnings(step: LoadedStep, policy: Policy, known: set[str]) -> int:
         policy: policy to write into it.
         known: rules that do not count, because the configuration violates them without the policy.
     """
-    sections = plan_sections(policy, step.document, step.model.captured.num_layers)
-    document = document_from_data({**step.document.data(), **sections}, step.document.file)
+    document = planned_document(policy, step.document, step.model.captured.num_layers)
     checked = check_document(document, _num_layers(step))
     return sum(found.level is Level.WARNING and found.rule not in known for found in checked.problems)
 

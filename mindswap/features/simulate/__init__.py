@@ -13,6 +13,7 @@ from mindswap.features.simulate.insight import write_simulated
 from mindswap.features.simulate.report import format_simulation
 from mindswap.features.simulate.trace import write_trace
 from mindswap.files import file_name, write_new
+from mindswap.planner.write import is_written_without_swap
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.equivalence import truncated_policy
 from mindswap.policy.model import Policy
@@ -37,6 +38,7 @@ class Run:
         policy: the simulated policy, in layer indices.
         simulated: timeline and memory of the step.
         title: name for reports.
+        is_level_kept: whether the file has the same `memory_optimize_level` with the policy; swap needs O0.
         actual_peaks_bytes: derived: peak device memory of each stage with the fragments of a pool that maps no
             pages, or the gaps between addresses that MindSpore plans (memory_optimize_level O1).
     """
@@ -45,10 +47,12 @@ class Run:
     policy: Policy
     simulated: SimulatedStep
     title: str
+    is_level_kept: bool = True
     actual_peaks_bytes: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "actual_peaks_bytes", self.model.actual_peaks_bytes(self.simulated))
+        peaks_bytes = self.model.actual_peaks_bytes(self.simulated, is_level_kept=self.is_level_kept)
+        object.__setattr__(self, "actual_peaks_bytes", peaks_bytes)
 
     @property
     def device(self) -> Device:
@@ -247,13 +251,14 @@ class LoadedStep:
         """
         chosen = self.policy if policy is None else policy
         require("policy", chosen, Policy)
-        model = self.as_compiled_with_swap().model if chosen.is_swap_enabled else self.model
+        has_swap = self.is_swap_written(chosen)
+        model = (self.as_compiled_with_swap() if has_swap else self.as_compiled_without_swap()).model
         try:
             simulated = model.simulate(chosen)
         except SimulationError as error:
             section = self.document.get("recompute_config", "select_recompute") if policy is None else None
             raise SimulationError(f"{section.location}: {error}" if section is not None else str(error)) from None
-        return Run(model, chosen, simulated, title or self.title)
+        return Run(model, chosen, simulated, title or self.title, is_level_kept=not has_swap)
 
     def truncated(self, kept: Sequence[int] | None, num_micro_batches: int | None = None) -> "LoadedStep":
         """Return the step with fewer layers, which correspond to the layers `kept`, or with fewer micro-batches.
@@ -269,18 +274,32 @@ class LoadedStep:
             model = model.with_micro_batches(num_micro_batches)
         return replace(self, policy=policy, model=model)
 
+    def is_swap_written(self, policy: Policy) -> bool:
+        """Return whether the configuration has `swap: True` with a policy, as `plan` writes it."""
+        if not policy.is_swap_enabled or type(self.model) is not StepModel:
+            return policy.is_swap_enabled
+        return not is_written_without_swap(policy, self.document, self.model.captured.num_layers)
+
     def as_compiled_with_swap(self) -> "LoadedStep":
         """Return the step as compiled with swap enabled, which sets lazy_inline: then all-gather precedes the cast."""
+        return self._as_compiled(is_cast_after_gather=True)
+
+    def as_compiled_without_swap(self) -> "LoadedStep":
+        """Return the step as compiled with swap disabled: weights are cast before the all-gather."""
+        return self._as_compiled(is_cast_after_gather=False)
+
+    def _as_compiled(self, is_cast_after_gather: bool) -> "LoadedStep":
         sharding = self.model.settings.sharding
         can_differ = type(self.model) is StepModel and sharding.num_ranks > 1 and has_single_micro_step(self.document)
-        if not can_differ or sharding.is_cast_after_gather:
+        if not can_differ or sharding.is_cast_after_gather == is_cast_after_gather:
             return self
-        return _move_casts(self)
+        return _move_casts(self, is_cast_after_gather)
 
 
-@functools.lru_cache(maxsize=1)
-def _move_casts(step: LoadedStep) -> LoadedStep:
-    """Return the step with weights cast after the all-gather. Cached, because its model caches simulations."""
+# Two placements of the optimizer states, with and without swap.
+@functools.lru_cache(maxsize=4)
+def _move_casts(step: LoadedStep, is_cast_after_gather: bool) -> LoadedStep:
+    """Return the step with weights cast before or after the all-gather. Cached, as its model caches simulations."""
     settings = step.model.settings
-    sharding = replace(settings.sharding, is_cast_after_gather=True)
+    sharding = replace(settings.sharding, is_cast_after_gather=is_cast_after_gather)
     return replace(step, model=step.model.with_settings(replace(settings, sharding=sharding)))

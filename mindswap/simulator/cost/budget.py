@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.simulator.cost.hardware import SET_BY_USER, Device, without_fragments
+from mindswap.simulator.cost.hardware import SET_BY_USER, Device
 from mindswap.units import format_bytes
 
 
@@ -52,10 +52,6 @@ class MemoryBudget:
     def margin(self) -> str:
         """The margin as text: `the margin of 5 %`."""
         return f"the margin of {self.margin_permille / 10:g} %"
-
-    def without_fragments(self, device: Device) -> "MemoryBudget":
-        """Return the budget for simulated peaks, which do not include fragmentation of the device's pool."""
-        return MemoryBudget(without_fragments(device, self.usable_bytes), self.margin_permille)
 
 
 def has_margin(device: Device) -> bool:

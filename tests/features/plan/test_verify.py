@@ -13,6 +13,7 @@ from mindswap.errors import LaunchError
 from mindswap.features.plan import StepPlan
 from mindswap.features.plan import dry_runs as plan_dry_run
 from mindswap.features.plan.dry_runs import PlanVerdict, verify_plan
+from mindswap.features.simulate import LoadedStep
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import PlanProblem
@@ -84,7 +85,9 @@ def test_what_is_left_out_is_left_out_of_its_layers_alone():
     problem = PlanProblem(model, 10**12, 10**12, 8)
     policy = Policy(True, op_swap=(OpSwap(r"mlp\.relu", ALL_LAYERS, 4), OpSwap(r"attn\.exp", Layers(1), 4)))
     made = Planner(model).plan(problem)
-    plan = StepPlan(SimpleNamespace(model=model), problem, replace(made, policy=policy))
+    plan = StepPlan(
+        LoadedStep(parse_document("{}", "x.yaml"), Policy(True), model, None), problem, replace(made, policy=policy)
+    )
     left = plan.without_swaps({0: {r"mlp\.relu"}, 1: {r"attn\.exp"}})
     assert left.policy.op_swap == (OpSwap(r"mlp\.relu", Layers(1, 2, 3), 4),)
     assert left.peak_bytes == evaluate(problem, left.policy).peak_bytes
