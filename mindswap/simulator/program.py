@@ -80,8 +80,17 @@ class Table:
 
 def join(tables: Sequence[T]) -> T:
     """Concatenate tables of the same type."""
-    names = [column.name for column in fields(tables[0])]  # type: ignore[arg-type]
-    return type(tables[0])(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
+    columns = {
+        column.name: [getattr(table, column.name) for table in tables]
+        for column in fields(tables[0])  # type: ignore[arg-type]
+    }
+    # A table may lack an optional column.
+    return type(tables[0])(
+        **{
+            name: None if any(part is None for part in parts) else np.concatenate(parts)
+            for name, parts in columns.items()
+        }
+    )
 
 
 @dataclass(frozen=True, eq=False)
