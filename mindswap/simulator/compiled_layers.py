@@ -22,7 +22,7 @@ from mindswap.graph.passes.gather import gather_weights
 from mindswap.graph.passes.gradient_order import find_gradient_pairs, order_weight_gradients
 from mindswap.graph.passes.half_gradients import merge_half_gradients
 from mindswap.graph.passes.interleaved_halves import order_halves
-from mindswap.graph.passes.loss_order import order_losses
+from mindswap.graph.passes.loss_order import order_labels, order_losses
 from mindswap.graph.passes.swap_recompute import (
     NodeSettings,
     normalize_saved_names,
@@ -35,6 +35,7 @@ from mindswap.graph.storage import classify_saved
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, layer_key, resolve_layer
 from mindswap.simulator.captured_step import CapturedStep
+from mindswap.simulator.segments import count_layers, find_start_operators, forward_segments
 
 # Marks a holder whose operators no swap setting can offload.
 UNSWAPPABLE = ("",)
@@ -58,6 +59,7 @@ class CompiledLayers:
         # once in a step, for all micro-batches.
         self.graph, self.gathers, self.per_step_operators = gathered.graph, gathered.collectives, gathered.computed_once
         self._has_micro_steps = settings.num_micro_steps > 1
+        self._has_early_gradients = not (self._has_micro_steps or settings.is_fused)
         self._named = normalize_saved_names(self.graph)  # input of `rewrite_graph`
         is_ordered = self._has_micro_steps and not settings.has_interleaved_halves
         # Products of backward that the backend orders; None if it does not.
@@ -141,15 +143,18 @@ class CompiledLayers:
             )
 
     def in_backend_order(self, graph: Graph) -> Graph:
-        """Order the interleaved halves of `fine_grain_interleave`, and two losses, as MindSpore does."""
+        """Order the interleaved halves of `fine_grain_interleave`, and the losses, as MindSpore does."""
         collectives = self.source.collectives.items()
         communicating_first = {name for name, entries in collectives if any(entry.is_before for entry in entries)}
         communicating_after = {name for name, entries in collectives if not all(entry.is_before for entry in entries)}
         ordered = order_halves(graph, communicating_first, communicating_after)
         ordered = merge_half_gradients(ordered) if self._has_micro_steps else ordered
-        if not self.prediction or self._has_micro_steps:
-            return ordered
-        return order_losses(ordered, communicating_first, communicating_after)
+        if not self.prediction:
+            num_layers = count_layers(ordered)
+            if find_start_operators(ordered, forward_segments(ordered, num_layers), num_layers):
+                return ordered  # labels are ready before the layers
+            return order_labels(ordered, communicating_after, self._has_early_gradients)
+        return ordered if self._has_micro_steps else order_losses(ordered, communicating_first, communicating_after)
 
     def holder_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """Return the holders through which backward saves the tensors of a layer, under the recompute of a policy.

@@ -1,14 +1,15 @@
-"""Order of two losses: that of the model, and that of a layer for multi-token prediction.
+"""Order of the loss, and of two losses: that of the model, and that of a layer for multi-token prediction.
 
-MindSpore's backend (`exec_order_builder.cc`) runs what reads a collective only when nothing else is ready. If the
-weight of the head is all-gathered in the step, the product of the model's head waits for that AllGather until the layer
-for multi-token prediction has run, and both losses alternate at each collective:
+MindSpore's backend (`exec_order_builder.cc`) runs what reads a collective only when nothing else is ready. So what
+depends on labels alone, such as OneHot, runs while the ranks reduce the maximum of their logits. If the weight of the
+head is all-gathered in the step, the product of the model's head waits for that AllGather until the layer for
+multi-token prediction has run, and both losses alternate at each collective:
 
     collectives passed   |      0       |       1       |      2
     launched             | logits, both | shifted, both | sums, both ...
 
 Operators of backward that need no gradient, such as the difference of probabilities and labels, run with the loss then.
-See docs/internals/notes.md#two-losses.
+See docs/internals/notes.md#two-losses and #labels-during-a-reduction.
 """
 
 from collections.abc import Sequence, Set
@@ -46,6 +47,40 @@ def order_losses(graph: Graph, communicating_first: Set[str], communicating_afte
     return replace(graph, forward=(*others, *sorted(losses, key=lambda node: passed[node.name])))
 
 
+def order_labels(graph: Graph, reduced: Set[str], has_early_gradients: bool) -> Graph:
+    """Return the graph with the operators on labels alone right after the first operator of the loss that is reduced.
+
+    Unchanged if nothing is reduced in the loss, or if the graph has a layer for multi-token prediction.
+
+    Args:
+        graph: a step.
+        reduced: names of operators with a collective after them.
+        has_early_gradients: whether the operators of backward that read these values only run with them, as single
+            kernels of a step of one micro-batch do.
+    """
+    if any(prediction_layer(node.cell_path) for node in graph.forward):
+        return graph
+    losses = _operators_after_layers(graph)
+    first = next((n for n in losses if n.name in reduced and n.op not in COMMUNICATION_OPS), None)
+    if first is None:
+        return graph
+    bound: set[str] = set()  # what depends on the layers, or on communication
+    for node in graph.forward:
+        if node.layer_index is not None or node.op in COMMUNICATION_OPS or not bound.isdisjoint(node.inputs):
+            bound.add(node.name)
+    names = {node.name for node in losses} - bound
+    later = graph.forward[graph.forward.index(first) + 1 :]
+    labels = [node for node in later if node.name in names]
+    if has_early_gradients:
+        graph, labels = _with_early_gradients(graph, labels)
+    moved = {node.name for node in labels}
+    forward: list[Node] = []
+    for node in graph.forward:
+        forward += [] if node.name in moved else [node]
+        forward += labels if node is first else []
+    return replace(graph, forward=tuple(forward))
+
+
 def _with_early_gradients(graph: Graph, losses: Sequence[Node]) -> tuple[Graph, list[Node]]:
     """Move the operators of backward that read values of the losses and no gradient to the losses."""
     names = {node.name for node in losses}
@@ -63,12 +98,17 @@ def _with_early_gradients(graph: Graph, losses: Sequence[Node]) -> tuple[Graph, 
 
 def _loss_operators(graph: Graph) -> list[Node]:
     """Return the operators after the layers of the model that no layer needs; empty without multi-token prediction."""
+    has_prediction = any(prediction_layer(node.cell_path) for node in graph.forward)
+    return _operators_after_layers(graph) if has_prediction else []
+
+
+def _operators_after_layers(graph: Graph) -> list[Node]:
+    """Return the operators after the layers that no layer needs."""
     layers = {node.name for node in graph.forward if node.layer_index is not None or prediction_layer(node.cell_path)}
-    if not any(prediction_layer(node.cell_path) for node in graph.forward):
-        return []
     needed: set[str] = set()
     for node in reversed(graph.forward):
-        if node.name in layers or node.name in needed:
+        # Nodes that pass forward values to backward are no kernels, in whatever scope the compiler created them.
+        if (node.name in layers and is_kernel(node.op)) or node.name in needed:
             needed.update(node.inputs)
     reads_layer: set[str] = set(layers)
     losses: list[Node] = []

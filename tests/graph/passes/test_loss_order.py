@@ -1,7 +1,7 @@
 """Order of the loss of a model and the loss of its layer for multi-token prediction."""
 
 from mindswap.graph.passes.gather import GATHER_MARK
-from mindswap.graph.passes.loss_order import order_losses
+from mindswap.graph.passes.loss_order import order_labels, order_losses
 from tests.graph.builders import graph, node
 from tests.simulator.steps import placed
 
@@ -67,3 +67,41 @@ def test_a_collective_before_an_operator_counts_for_it():
 def test_nothing_changes_without_a_gathered_weight_or_without_prediction():
     for before in (step(is_gathered=False), step(has_prediction=False)):
         assert order_losses(before, set(), AFTER) is before
+
+
+def names(nodes):
+    return " ".join(each.name for each in nodes)
+
+
+def one_loss():
+    """Logits, their maximum over ranks, shifted logits; labels, of which backward reads a cast."""
+    loss = {"cell_path": "model.loss", "layer": None}
+    forward = [
+        placed("hidden", "Add", "a b", 0, "mlp"),
+        node("logits", "MatMul", "hidden0 weight", **loss),
+        node("max", "ArgMaxWithValue", "logits", **loss),
+        node("shifted", "SubExt", "logits max", **loss),
+        node("gathered", "AllGather", "mask", **loss),
+        node("masked", "Mul", "gathered", **loss),
+        node("labels", "OneHotExt", "ids", **loss),
+        node("product", "Mul", "shifted labels", **loss),
+    ]
+    backward = [node("cast", "Cast", "labels_b kind", layer=None), node("scaled", "Mul", "cast dout", layer=None)]
+    return graph(forward, backward, saved="labels", kind=1)
+
+
+def test_labels_run_while_the_maximum_is_reduced():
+    """What reads an AllGather of the mask waits for it; a cast for backward is with the labels, as a single kernel."""
+    ordered = order_labels(one_loss(), {"max"}, has_early_gradients=True)
+    assert names(ordered.forward) == "hidden0 logits max labels cast shifted gathered masked product"
+    assert names(ordered.backward) == "scaled" and ordered.index.forward_names["cast"] == "cast"
+    ordered = order_labels(one_loss(), {"max"}, has_early_gradients=False)
+    assert names(ordered.forward) == "hidden0 logits max labels shifted gathered masked product"
+    assert names(ordered.backward) == "cast scaled"
+
+
+def test_labels_stay_where_no_loss_is_reduced_or_there_are_two():
+    before = one_loss()
+    assert order_labels(before, {"hidden0", "gathered"}, True) is before
+    both = step()
+    assert order_labels(both, AFTER, True) is both
