@@ -1,7 +1,7 @@
 """Positions in the backend's execution order, counted while a step is read."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from mindswap.graph.analysis.execution_order import count_kernel, count_view
@@ -16,24 +16,36 @@ class PositionCounter:
 
     Args:
         graph: the step.
+        joined: operators without a position of their own.
+        is_single: whether the step has one micro-batch. Then a weight is all-gathered just before its reader, so the
+            position of the AllGather counts with that.
     """
 
     graph: Graph
+    joined: Set[str]
+    is_single: bool = False
     num_pending: Counter[OpList] = field(default_factory=Counter)
+    num_deferred: dict[str, int] = field(default_factory=dict)  # operator that runs once in a step -> positions
 
     def note_view(self, node: Node, op_list: OpList) -> None:
         """Record an operator without a kernel; its positions are those of the next operator of the list."""
         self.num_pending[op_list] += count_view(self.graph, node)
 
-    def take(self, node: Node, op_list: OpList, *, is_fused: bool) -> int:
+    def take(self, node: Node, op_list: OpList) -> int:
         """Return the positions of an operator, with those of views before it.
 
         Args:
             node: the operator.
             op_list: its list.
-            is_fused: whether it is part of the kernel of its reader, which has the position of both.
         """
-        return 0 if is_fused else count_kernel(self.graph, node) + self.num_pending.pop(op_list, 0)
+        if node.name in self.joined:
+            return 0
+        positions = count_kernel(self.graph, node) + self.num_pending.pop(op_list, 0)
+        positions += sum(self.num_deferred.pop(name, 0) for name in node.inputs)
+        if self.is_single and op_list.is_per_step:
+            self.num_deferred[node.name] = positions
+            return 0
+        return positions
 
 
 def with_gradient_launch(ops: Sequence[BlockOp | UntimedOp], producer: int) -> list[BlockOp | UntimedOp]:

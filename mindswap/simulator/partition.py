@@ -41,6 +41,7 @@ class BlockBuilder:
         alignment_bytes: allocation granularity of the memory pool.
         is_swapping: whether another layer of the step, which has one micro-batch, swaps.
         layer_offsets: position of the layer of an operator in a segment of several layers, by name.
+        has_rotation_products: whether the backend has one product for the operators of a rotary embedding.
 
     Raises:
         SimulationError: if the graph was compiled without lazy_inline, or layers that are not neighbours share tensors.
@@ -59,6 +60,7 @@ class BlockBuilder:
         alignment_bytes: int = 1,
         is_swapping: bool = False,
         layer_offsets: Mapping[str, int] = MappingProxyType({}),
+        has_rotation_products: bool = False,
     ):
         if not graph.has_lazy_inline:
             raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
@@ -76,7 +78,9 @@ class BlockBuilder:
             is_merging_casts=not (is_swapping or rule.is_summed),
             copied=copied,
             static=static,
+            is_single=not rule.is_summed,
             has_gradient_launches=rule.is_summed or rule.is_shared,
+            has_rotation_products=has_rotation_products,
             layer_offsets=layer_offsets,
         )
         step.read()

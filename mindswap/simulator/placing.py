@@ -115,6 +115,7 @@ def _place_copies(tensors: StageTensors, ops: Ops, span: StageSpan, costs: Trans
     ranks = execution_ranks(ops, span.begin, span.end)
     before = np.searchsorted(ranks, ranks[user - span.begin] - (of_copy.prefetch + 1), side="right") - 1
     prefetch_op = np.where(before < 0, NO_OP, np.maximum(span.begin + before, producer))
+    prefetch_op = np.where(is_prefetched, np.maximum(prefetch_op, _last_before_backward(ops, span)), prefetch_op)
     # A prefetch that waits only for its offload follows the producer in the execution order.
     prefetch_after = np.where(prefetch_op == NO_OP, producer, prefetch_op)[is_prefetched]
     return Copies(
@@ -129,6 +130,19 @@ def _place_copies(tensors: StageTensors, ops: Ops, span: StageSpan, costs: Trans
         layer=of_copy.layer,
         micro_batch=of_copy.micro_batch,
     )
+
+
+def _last_before_backward(ops: Ops, span: StageSpan) -> int:
+    """Return the operator after which backward of a step of one micro-batch begins; `NO_OP` for several.
+
+    A copy to the device that would start before backward keeps MindSpore from inlining it, so the copy starts with it
+    (docs/internals/notes.md#positions-in-the-execution-order).
+    """
+    is_backward = np.isin(ops.kind[span.begin : span.end], (OpKind.BACKWARD, OpKind.RECOMPUTE))
+    micro_batch = ops.micro_batch[span.begin : span.end]
+    if not is_backward.any() or (micro_batch != micro_batch[0]).any():
+        return NO_OP
+    return max(span.begin + int(np.argmax(is_backward)) - 1, span.begin)
 
 
 def execution_ranks(ops: Ops, begin: int, end: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from mindswap.graph.analysis.collectives import Collective
+from mindswap.graph.analysis.execution_order import find_joined, find_rotations
 from mindswap.graph.analysis.saved_tensors import Label, Names
 from mindswap.graph.analysis.work import Work, WorkMeter
 from mindswap.graph.model import Graph, Node, TensorType
@@ -44,7 +45,9 @@ class StepReader:
     is_merging_casts: bool = True  # recomputed casts of weights run once: see `of_weights`
     copied: Set[str] = frozenset()  # copies of weights that occupy memory
     static: Set[str] = frozenset()  # operators on constants, computed once in a step: `graph.constants`
+    is_single: bool = False  # the step has one micro-batch
     has_gradient_launches: bool = False  # gradients of weights are reduced over ranks or accumulated
+    has_rotation_products: bool = False  # a rotary embedding is one product in the backend: `ROTATION_NOTE`
     # position of the layer of an operator in a segment of several layers, by name; 0 for those that are not in it
     layer_offsets: Mapping[str, int] = field(default_factory=dict)
     ops: dict[OpList, list[BlockOp | UntimedOp]] = field(default_factory=dict)  # in execution order
@@ -62,7 +65,9 @@ class StepReader:
     def __post_init__(self) -> None:
         self.num_layers = count_layers(self.graph)  # compiled layers
         self.roles = RoleFinder(self.graph, self.num_layers)
-        self.counter = PositionCounter(self.graph)
+        joined = find_joined(self.graph) if self.is_fused else frozenset[str]()
+        joined |= find_rotations(self.graph) if self.has_rotation_products else frozenset()
+        self.counter = PositionCounter(self.graph, joined, self.is_single)
 
     def read(self) -> None:
         """Read all operators of the graph, forward first."""
@@ -71,6 +76,7 @@ class StepReader:
         unwritten = find_unwritten(graph) if self.is_fused else {}
         self._note_unwritten(unwritten, graph.forward, segments)
         self.start_operators = find_start_operators(graph, segments, self.num_layers)
+        self.counter.joined |= self.start_operators  # launched before the layers
         for node, segment in zip(graph.forward, segments, strict=True):
             self._read(node, OpList(segment, True, node.name in self.per_step_operators))
         for value in saved:
@@ -171,7 +177,7 @@ class StepReader:
         ]
         after = [c for c in collectives if not c.is_before and c.kind != RING]
         position = len(ops)
-        positions = self.counter.take(node, op_list, is_fused=node.name in self.unwritten)
+        positions = self.counter.take(node, op_list)
         wait_per_step = NO_OP
         if op_list.is_forward and not read and not is_gathering(node) and self.static.isdisjoint(node.inputs):
             self.of_weights.add(node.name)

@@ -10,6 +10,7 @@ from functools import partial
 from mindswap.config.step_settings import StepSettings
 from mindswap.errors import SimulationError
 from mindswap.graph.analysis.collectives import Collective
+from mindswap.graph.analysis.execution_order import ROTATION_NOTE
 from mindswap.graph.analysis.saved_tensors import Label
 from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.model import Graph
@@ -324,6 +325,7 @@ class StepModel:
             per_step_operators=layers.per_step_operators,
             rule=self.weights.rule,
             alignment_bytes=self.costs.device.pool_alignment_bytes,
+            has_rotation_products=ROTATION_NOTE in layers.source.notes,
         )
 
     # -- results ----------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_release_slides_to_the_next_operator_of_the_compute_stream():
         (3, 4),  # copies are not counted
         (5, 4),  # operator 2 comes before the maker: not before the copy out
         (7, 4),
-        (8, NO_OP),  # further than the way from the first operator: MindSpore inserts no order
+        (8, 4),  # further than the way from the first operator
     ],
 )
 def test_prefetch_counts_operators_only(distance, prefetch_op):
@@ -93,7 +93,7 @@ def test_prefetch_counts_operators_only(distance, prefetch_op):
 def test_positions_count_from_the_start_of_the_stage():
     ops = program_of(STAGE, STAGE).ops
     copies, _ = place(tensor(14, user=18, prefetch=8), tensor(12, user=17, prefetch=1), first=10, ops=ops)
-    assert copies.prefetch_op.tolist() == [NO_OP, 15]
+    assert copies.prefetch_op.tolist() == [14, 15]
     # Order: 10 11 12 copy 13 14 copy 15 ... 19; three behind the first copy is the second, so the one behind it.
     assert copies.release_op.tolist() == [19, 15]
 
@@ -106,9 +106,15 @@ def test_both_distances_count_positions_of_the_execution_order():
     # out, which follows operator 0, is the Reshape before operator 4.
     copies, _ = place(tensor(0, prefetch=1), ops=ops)
     assert (copies.prefetch_op.tolist(), copies.release_op.tolist()) == ([6], [4])
-    # Position 10 - (9 + 1) is that of operator 0, position 10 - (10 + 1) is none.
-    assert place(tensor(0, prefetch=9), ops=ops).copies.prefetch_op.tolist() == [0]
-    assert place(tensor(0, prefetch=10), ops=ops).copies.prefetch_op.tolist() == [NO_OP]
+
+
+def test_a_copy_of_one_micro_batch_starts_no_earlier_than_backward():
+    assert place(tensor(0, user=6, prefetch=2)).copies.prefetch_op.tolist() == [4]
+    assert place(tensor(0, user=6, prefetch=60)).copies.prefetch_op.tolist() == [4]
+    # The other passes of several micro-batches are before it: position 6 - (2 + 1), and none.
+    ops = replace(program_of(STAGE).ops, micro_batch=np.array([0, 0, 1, 1, 1, 0, 0, 0, 1, 1]))
+    assert place(tensor(0, user=6, prefetch=2), ops=ops).copies.prefetch_op.tolist() == [3]
+    assert place(tensor(0, user=6, prefetch=60), ops=ops).copies.prefetch_op.tolist() == [NO_OP]
 
 
 def test_times_follow_sizes():

@@ -18,6 +18,7 @@ from mindspore.ops._grad_experimental.grad_base import bprop_getters
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from mindswap.adapters.versions import replaced
+from mindswap.graph.analysis.execution_order import ROTATION_NOTE
 from mindswap.graph.constants import STAND_IN_NAME
 from mindswap.graph.sharding.experts import NAME_MARK
 
@@ -40,7 +41,7 @@ def use_rope_slices(network: nn.Cell) -> list[str]:
     changed = [cell for cell in cells if not cell.use_rope_slice]
     for cell in changed:
         cell.use_rope_slice = True
-    return ["compiled with use_rope_slice: True, because BatchMatMul does not broadcast on CPU"] if changed else []
+    return [ROTATION_NOTE] if changed else []
 
 
 class BroadcastProduct(PrimitiveWithInfer):

@@ -75,7 +75,7 @@ class Fusion:
 
 
 def find_unwritten(graph: Graph) -> dict[str, str]:
-    """Return the values that are never written to memory, each with the operator that consumes it.
+    """Return the values that are never written to memory, each with the operator that consumes it, or with itself.
 
     Only direct readers count: a Reshape in between separates the kernels (a dry run of MindSpore 2.9.0 has
     GraphKernel_Mul, Reshape, GraphKernel_SiLUGrad).
@@ -84,7 +84,19 @@ def find_unwritten(graph: Graph) -> dict[str, str]:
     for node, reader, is_written in itertools.chain(*_pairs_of(graph)):
         if not is_written and node.name in reader.inputs:
             readers_by_value[node.name] = reader.name
+    for node in itertools.chain(graph.forward, graph.backward):
+        if _adds_zero(node):
+            readers_by_value[node.name] = node.name
     return readers_by_value
+
+
+def _adds_zero(node: Node) -> bool:
+    """Return whether an operator adds zero, as the loss of legacy models does to logits and labels.
+
+    MindFormers marks it, so that the frontend keeps it. Where the backend fuses kernels it removes it: dry runs have no
+    such kernel at `jit_level: O1`, and have it at O0.
+    """
+    return node.op == "Add" and node.attributes.get("keep_alive") is True
 
 
 @functools.lru_cache(maxsize=2)  # a planner needs first the work, then the unwritten values
@@ -99,11 +111,11 @@ def _fused_pairs(nodes: Sequence[Node], saved_names: set[str]) -> Iterator[_Fuse
     readers, is_saved_name = _readers(nodes, saved_names, 2)
     for node in nodes:
         users = readers.get(node.name, [])
-        if node.op in FUSED_OPS and len(users) == 1 and users[0].op in FUSED_READERS and not _is_moved(node, users[0]):
+        if node.op in FUSED_OPS and len(users) == 1 and users[0].op in FUSED_READERS and not is_moved(node, users[0]):
             yield node, users[0], node.name in is_saved_name
 
 
-def _is_moved(node: Node, reader: Node) -> bool:
+def is_moved(node: Node, reader: Node) -> bool:
     """Return whether communication or a slice is between two element-wise operators: one rank reads another shape.
 
     An operand is as large as the output of an element-wise operator, or has size 1 where it is broadcast.

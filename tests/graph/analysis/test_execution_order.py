@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.graph.analysis.execution_order import count_kernel, count_view
+from mindswap.graph.analysis.execution_order import count_kernel, count_view, find_joined, find_rotations
 from mindswap.graph.model import TensorType
 from tests.graph.builders import graph, node
 
@@ -42,3 +42,50 @@ def test_a_gradient_that_is_scattered_is_split_and_joined():
 def test_communication_along_another_dimension_takes_more_positions(op, before, after, count):
     step = graph([shaped("x", "Mul", "", *before), shaped("moved", op, "x", *after)])
     assert count_kernel(step, step.forward[1]) == count
+
+
+@pytest.mark.parametrize(
+    ("between", "reads", "joined"),
+    [
+        ("Exp", "x", {"x", "y"}),  # a chain
+        ("MatMul", "x", set()),  # a kernel between both
+        ("Reshape", "x", set()),  # a view separates them, too
+        ("MatMul", "other", {"x"}),  # a kernel that does not depend on the first one
+    ],
+)
+def test_what_a_later_kernel_computes_has_no_position(between, reads, joined):
+    step = graph([node("x", "Mul"), node("y", between, reads), node("z", "Add", "x y")])
+    assert find_joined(step) == joined
+
+
+def test_a_kernel_has_one_position_though_its_first_value_is_written():
+    """The sum is read by the next layer as well (GraphKernel_Add_Cast_fusion of dry runs)."""
+    step = graph([node("sum", "Add"), node("cast", "Cast", "sum"), node("norm", "RmsNorm", "cast")], saved="sum")
+    assert find_joined(step) == {"sum"}
+
+
+def test_gradients_that_are_added_join_through_their_tuple():
+    backward = [node("x", "Mul"), node("both", "MakeTuple", "x w", 0), node("sum", "AddN", "both")]
+    assert find_joined(graph([], backward)) == {"x"}
+
+
+def test_a_rotation_by_halves_counts_as_one_product():
+    """Two halves are sliced, one is negated, and they are joined; backward splits, and adds what it gives."""
+    cell = {"cell_path": "attention.apply_rotary_emb"}
+    forward = [
+        replace(shaped(name, op, inputs, 8, width), cell_path=cell["cell_path"])
+        for name, op, inputs, width in [
+            ("right", "StridedSlice", "x", 2), ("negative", "Neg", "right", 2), ("left", "StridedSlice", "x", 2),
+            ("joined", "Concat", "both", 4), ("product", "Mul", "joined", 4),
+        ]
+    ]  # fmt: skip
+    halves = TensorType((8, 2), "float32", 64)
+    split = replace(node("split", "SplitWithSize", "dout", **cell), outputs=(halves, halves))
+    backward = [
+        split,
+        replace(shaped("half", "TupleGetItem", "split", 8, 2), cell_path=cell["cell_path"]),
+        replace(shaped("padded", "StridedSliceGrad", "half", 8, 4), cell_path=cell["cell_path"]),
+        shaped("sum", "AddN", "padded", 8, 4),
+    ]
+    found = find_rotations(graph(forward, backward))
+    assert found == {"right", "negative", "left", "half", "padded"}

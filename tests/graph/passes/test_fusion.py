@@ -251,3 +251,14 @@ def test_of_gathers_of_one_tensor_one_is_left_where_the_first_is_with_the_settin
 def test_gathers_along_another_dimension_stay():
     step = gathered((4, 16, 16), (128, 16))
     assert merge_gathers(step) is step
+
+
+def test_the_addition_of_zero_that_mindformers_marks_is_no_kernel():
+    logits, marked, plain = (
+        node("logits", "Cast", "h"),
+        node("marked", "Add", "logits zero"),
+        node("y", "Add", "logits z"),
+    )
+    marked = replace(marked, attributes={"keep_alive": True})
+    readers = [node("max", "ReduceMax", "marked y"), node("shifted", "Sub", "marked max")]
+    assert find_unwritten(graph([logits, marked, plain, *readers])) == {"marked": "marked"}
