@@ -112,7 +112,7 @@ NOTEBOOK = ROOT / "docs" / "tour.ipynb"
 
 def words_of(line: str) -> str:
     """A line without its numbers, their units and its spaces."""
-    return re.sub(r"[\s\-+]|\d[\d.]*\s*(?:[KMGT]i?B\b|[num]?s\b)?", "", line)
+    return re.sub(r"[\s\-+,]|\d[\d.]*\s*(?:[KMGT]i?B\b|[num]?s\b)?", "", line)
 
 
 def refresh(shown: list[str], printed: list[str]) -> list[str]:
