@@ -22,7 +22,7 @@ INHERITED = "MINDSWAP_CHINESE_TEXTS"
 LOCALE_VARIABLES = (VARIABLE, "LC_ALL", "LC_MESSAGES", "LANG")
 CATALOGUE = Path(__file__).parent / "data" / "locale" / "zh.po"
 # Commands whose texts are in the catalogue.
-COMMANDS = frozenset({"check", "plan", "dryrun", "doctor", "simulate"})
+COMMANDS = frozenset({"check", "compare", "doctor", "dryrun", "explain", "inspect", "plan", "simulate", "verify"})
 CELL = "cell"  # context of texts that are translated in tables only: single words
 PATTERN = "pattern"  # context of texts that the sources put together from parts, such as `{0} layers`
 LABEL = "label"  # context of words before a colon at the start of a line, such as `fix`
@@ -159,8 +159,9 @@ class Catalogue:
     def _translate_parts(self, text: str) -> str:
         """Translate the parts of a text that punctuation separates, if one of them is known."""
         for separator, chinese in (("; ", "；"), (": ", "："), (", ", "，")):
-            if separator in text:
-                first, *others = text.split(separator, 1 if separator == ": " else -1)
+            outside = re.escape(separator) + r"(?![^\[\]]*\])"  # not within [1, 32, 4096]
+            first, *others = re.split(outside, text, maxsplit=int(separator == ": "))
+            if others:
                 head = first if separator == ": " and _KEY.fullmatch(first) else self._translate(first)
                 made = [head, *(self._continue(separator, chinese, part) for part in others)]
                 if made != [first, *(chinese + part for part in others)]:

@@ -128,8 +128,8 @@ def test_check_prints_chinese_and_json_stays_english(monkeypatch, capsys):
     assert main(["check", "--json", path]) == 1
     data = json.loads(capsys.readouterr().out)
     assert data["problems"][0]["message"] == "context.memory_optimize_level: 'O1', but swap needs O0"
-    assert main(["explain", path]) == 1  # not in the catalogue
-    assert "error: context.memory_optimize_level: 'O1', but swap needs O0" in capsys.readouterr().err
+    assert main(["convert", "--to", "index", path]) == 1  # not in the catalogue
+    assert "error: swap_config.swap: swap is on" in capsys.readouterr().err
 
 
 def test_errors_are_in_chinese(monkeypatch, capsys):
@@ -164,7 +164,7 @@ def test_the_variable_or_the_locale_decides(environ, is_chinese):
 
 def test_english_reads_no_catalogue(monkeypatch):
     monkeypatch.setattr(language, "_load_catalogue", pytest.fail)
-    language.set_language({"LANG": "zh_CN"}, "inspect")
+    language.set_language({"LANG": "zh_CN"}, "convert")
     language.set_language({}, "check")
     assert language.translate("nothing fits") == "nothing fits"
 
@@ -175,6 +175,8 @@ def test_english_reads_no_catalogue(monkeypatch):
         ("with states on the card no plan found fits", "状态在卡上时没有找到放得下的方案"),
         ("     17.8 ms  offload (D2H) of ffn.rcast, layers 1-2", "     17.8 ms  ffn.rcast 的换出（D2H），第 1-2 层"),
         ("rank 0, peak: backward, after the layers: Mul-op0", "rank 0，峰值：反向，各层之后：Mul-op0"),
+        ("swapped attention.mul: 2 B float16[1, 32], prefetch 10", "换出 attention.mul：2 B float16[1, 32]，预取 10"),
+        ("[layers 0-1, 4] (x3) on stages 0-1", "[第 0-1, 4 层]（x3），位于流水线阶段 0-1"),
         ("[   0 s] preparing stand-ins for CANN's libraries", "[   0 s] 准备 CANN 库的替身"),
     ],
 )

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from mindswap.language import CATALOGUE, read_entries  # noqa: E402
 
 PACKAGE = ROOT / "mindswap"
-# Packages and modules with texts of check, plan, dryrun and doctor.
+# Packages and modules with texts of the commands in `mindswap.language.COMMANDS`.
 SOURCES = (
     "adapters/graph",
     "adapters/quiet.py",
@@ -35,12 +35,16 @@ SOURCES = (
     "config",
     "errors.py",
     "features/check",
+    "features/compare",
     "features/doctor",
     "features/dryrun",
+    "features/explain",
+    "features/inspect",
     "features/plan",
     "features/simulate",
     "features/step.py",
     "features/step_2x.py",
+    "features/verify",
     "files.py",
     "planner",
     "policy/cell_tree.py",
@@ -69,6 +73,7 @@ EXCLUDED = (
     "features/dryrun/insight.py",
     "features/dryrun/page.py",
     "features/dryrun/plots.py",
+    "features/inspect/plots.py",
 )
 # Keyword arguments and names whose strings are help texts or examples.
 HELP_ARGUMENTS = {"help", "description", "metavar", "prefix", "suffix"}
