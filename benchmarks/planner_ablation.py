@@ -80,6 +80,16 @@ def _graphs(**fields: Any) -> Relax:
     )
 
 
+def _cells(**fields: Any) -> Relax:
+    return lambda inputs: replace(
+        inputs,
+        tensor_graphs=tuple(
+            replace(graph, recomputed_cells=tuple(replace(cell, **fields) for cell in graph.recomputed_cells))
+            for graph in inputs.tensor_graphs
+        ),
+    )
+
+
 def _stages(**fields: Any) -> Relax:
     return lambda inputs: replace(inputs, stages=tuple(replace(stage, **fields) for stage in inputs.stages))
 
@@ -93,6 +103,8 @@ ROWS: Mapping[str, Relax] = {
     "unfused_extra_ns": _graphs(unfused_extra_ns=()),
     "implied_recomputes": _graphs(implied_recomputes=()),
     "recomputed_cells": _graphs(recomputed_cells=()),
+    "held": _cells(held=frozenset()),
+    "inputs": _cells(inputs=frozenset()),
     "tuple_members": _graphs(tuple_members=frozenset()),
     "unswappable_tensors": _graphs(unswappable_tensors=frozenset()),
     "boundary_inputs": lambda inputs: replace(

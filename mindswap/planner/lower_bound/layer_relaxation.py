@@ -182,10 +182,22 @@ class LayerRelaxation:
                 program.add_constraint({is_recomputed: 1, with_cell[graph.producers[tensor]]: -1})
         for op, tensor in cell.views:
             program.add_constraint({share[op]: 1, self.tensors[tensor][1]: -1, is_recomputed: -1})
+        self._add_held(cell, is_recomputed, with_cell)
         for op, tensor in graph.reads:
             if op in with_cell and tensor in cell.tensors:
                 program.add_constraint({with_cell[op]: 1, with_cell[graph.producers[tensor]]: -1})
         return with_cell
+
+    def _add_held(self, cell: RecomputedCell, is_recomputed: int, with_cell: Mapping[int, int]) -> None:
+        """Add that no swap frees what backward holds under no name, with or without recompute of the cell."""
+        graph, program = self.graph, self.program
+        for tensor in cell.held - graph.always_swapped:
+            program.add_constraint({self.tensors[tensor][1]: -1, is_recomputed: -1}, -1)
+        for op, tensor in cell.inputs:
+            if tensor not in graph.always_swapped:
+                kept: Constraint = {self.tensors[tensor][1]: -1}
+                made = {} if tensor in graph.outputs else {self._share[graph.producers[tensor]]: -1}
+                program.add_constraint({with_cell[op]: 1, **kept, **made})
 
     def _add_gap(self, gap: CommunicationGap) -> None:
         """Add a communication gap of backward, and the time that it hides."""

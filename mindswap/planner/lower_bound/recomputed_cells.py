@@ -12,6 +12,7 @@ from mindswap.graph.layer_paths import has_scope
 from mindswap.graph.model import Node
 from mindswap.graph.ops import REDISTRIBUTION_OPS, VIEW_OPS, is_kernel
 from mindswap.graph.passes.gather import is_gathering
+from mindswap.graph.storage import classify_saved
 from mindswap.planner.lower_bound.tensor_reads import closure, find_holder_names, storages
 from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, OpRecompute, Policy
@@ -28,6 +29,11 @@ class RecomputedCell:
     # (operator, tensor): the operator reads the tensor through a view that is a function of the cell. If the operator
     # is recomputed without the cell, backward holds the view, so the tensor is kept: no name swaps it
     views: frozenset[tuple[int, int]] = frozenset()
+    # tensors that backward holds through such a view: kept unless the cell is recomputed
+    held: frozenset[int] = frozenset()
+    # (operator, tensor): the operator is recomputed with the cell, and outside of it the tensor is held under no name,
+    # so it is kept for that
+    inputs: frozenset[tuple[int, int]] = frozenset()
     of_weights: frozenset[int] = frozenset()  # freed outputs of operators that read weights only
     path: str = ""  # of the cell below the layer; "" for the layer itself
 
@@ -93,7 +99,8 @@ def find_recomputed_cells(
             functions.setdefault(cell, set()).add(op)
     for cell, op in _read_by_functions(model, layer_ops):
         functions.setdefault(cell, set()).add(op)
-    for cell in (views := _views(model, layer_ops, tensors)):
+    views, held = _views(model, layer_ops, tensors), _held_views(model, layer_ops, tensors)
+    for cell in (*views, *held):
         functions.setdefault(cell, set())
     for cell, ops in functions.items():
         recomputed = recomputed_with(cell)
@@ -102,12 +109,20 @@ def find_recomputed_cells(
             for tensor, nodes in holders.items()
             if producers[tensor] < len(layer_ops) and recomputed.issuperset(node.name for node in nodes)
         }
+        ops_of_cell = frozenset(op for op, node in enumerate(layer_ops) if node.name in recomputed)
+        kept_inputs = {
+            (op, tensor)
+            for op, tensor in reads
+            if op in ops_of_cell and _is_held_nameless(model, (n for n in holders[tensor] if n.name not in recomputed))
+        }
         with_inputs = {tensor for tensor in freed if producers[tensor] in ops_with_inputs}
         yield RecomputedCell(
             frozenset(ops),
-            frozenset(op for op, node in enumerate(layer_ops) if node.name in recomputed),
+            ops_of_cell,
             frozenset(with_inputs),
             frozenset(views.get(cell, ())),
+            frozenset(held.get(cell, ())),
+            frozenset(kept_inputs),
             frozenset(freed - with_inputs),
             cell,
         )
@@ -152,3 +167,23 @@ def _views(
                 read = {tensors[key] for key in storages(graph, (name,)) if key in tensors}
                 views_of_cell.setdefault(cell, set()).update((op, tensor) for tensor in read)
     return views_of_cell
+
+
+def _held_views(
+    model: StepModel, layer_ops: Sequence[Node], tensors: Mapping[tuple[str, int], int]
+) -> dict[str, set[int]]:
+    """Return `RecomputedCell.held` by cell."""
+    held_in_cell: dict[str, set[int]] = {}
+    for entry in classify_saved(model.captured.graph):
+        key = entry.storage.name, entry.storage.output_index
+        for view in entry.holders if key in tensors else ():
+            is_view = view.op in VIEW_OPS and view.layer_index == layer_ops[0].layer_index
+            if is_view and (cell := _function_cell(model, view)) is not None:
+                held_in_cell.setdefault(cell, set()).add(tensors[key])
+    return held_in_cell
+
+
+def _is_held_nameless(model: StepModel, holders: Iterable[Node]) -> bool:
+    """Return whether there are holders, and none has a name."""
+    owners = [model.captured.graph.owner(node) for node in holders]
+    return bool(owners) and not any(map(model.names.can_name, owners))

@@ -198,3 +198,26 @@ def test_communication_and_compute_that_run_again_hide_each_other_at_most():
     # What stands nowhere else waits for all of it.
     alone = TensorGraph(**{**vars(gathered), "overlapping_ops": {0: frozenset()}})
     assert bound(bound_inputs(alone), 200, Allow(swap=False)) == 1040
+
+
+def test_what_is_held_under_no_name_is_kept_or_runs_again_with_its_cell():
+    """The first tensor of both layers has 100 bytes; without recompute it stays, with it the cell frees all."""
+    cell = RecomputedCell(frozenset(), frozenset({0, 1}), frozenset({0, 1}), held=frozenset({0}), path="mlp")
+    inputs = bound_inputs(TensorGraph(**{**vars(FLOW), "recomputed_cells": (cell,)}), window_ns=PLENTY)
+    assert least_budget_bytes(inputs, PLENTY, Allow()) == 0
+    assert least_budget_bytes(inputs, PLENTY, Allow(recompute=False)) == 2 * 100
+    free = replace(cell, held=frozenset())
+    inputs = bound_inputs(TensorGraph(**{**vars(FLOW), "recomputed_cells": (free,)}), window_ns=PLENTY)
+    assert least_budget_bytes(inputs, PLENTY, Allow(recompute=False)) == 0
+
+
+@pytest.mark.parametrize(("inputs", "least_bytes"), [(frozenset(), 0), (frozenset({(1, 0)}), 2 * 50)])
+def test_what_a_recomputed_cell_reads_under_no_name_is_kept(inputs, least_bytes):
+    """The second tensor, of 50 bytes, is recomputed with its cell alone, from the first, of 100, which never is.
+
+    If nothing can name the first one outside of the cell, it is kept for that: so it is swapped, and the second kept.
+    """
+    cell = RecomputedCell(frozenset({1}), frozenset({1}), frozenset({1}), inputs=inputs, path="mlp")
+    limits = {"unswappable_tensors": frozenset({1}), "never_recomputed": frozenset({0})}
+    known = bound_inputs(TensorGraph(**{**vars(FLOW), **limits, "recomputed_cells": (cell,)}), window_ns=PLENTY)
+    assert least_budget_bytes(known, PLENTY, Allow()) == least_bytes

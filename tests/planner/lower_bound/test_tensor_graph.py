@@ -9,7 +9,7 @@ from mindswap.planner.lower_bound.tensor_graph import (
     build_tensor_graphs,
 )
 from mindswap.planner.problem import Allow
-from mindswap.policy.cell_tree import exact_pattern
+from mindswap.policy.cell_tree import CellNode, exact_pattern
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.simulator.step_model import StepModel
 from tests.planner.lower_bound.builders import PLENTY, changed, changed_view, problem
@@ -88,7 +88,7 @@ def test_what_a_function_alone_reads_runs_again_with_its_cell():
     saved = tuple(replace(one, forward_name="view") if one.forward_name == "exp0" else one for one in graph.saved)
     model = StepModel(replace(held.captured, graph=replace(graph, saved=saved)), held.costs, held.settings)
     (cell,) = build_tensor_graphs(model)[0].recomputed_cells
-    assert (cell.functions, cell.views) == ({0}, {(1, 0)})
+    assert (cell.functions, cell.views, cell.held) == ({0}, {(1, 0)}, {0})  # backward holds exp through the reshape
 
 
 def test_a_function_that_makes_what_its_cell_hands_on_runs_again_with_a_cell_around_that():
@@ -96,3 +96,19 @@ def test_a_function_that_makes_what_its_cell_hands_on_runs_again_with_a_cell_aro
     tensor_graph = build_tensor_graphs(model_with_a_function())[1]
     cells = {cell.path: {tensor_graph.op_names[op] for op in cell.functions} for cell in tensor_graph.recomputed_cells}
     assert cells == {"attn": {"exp1"}, "": {"mul1"}}
+
+
+def test_a_cell_reads_what_no_name_outside_of_it_holds():
+    """Without names, recompute of `mlp` reads what `mul` of `attn` makes; `attn` reads `tanh` of the layer before."""
+    model = small_model()
+    source = model.layers.source
+    inner = (CellNode("inner", "Inner"),)
+    tree = replace(source.trees[0], children=tuple(replace(cell, children=inner) for cell in source.trees[0].children))
+    nameless = StepModel(replace(source, trees=(tree,) * len(source.trees)), model.costs, model.settings)
+    tensor_graph = build_tensor_graphs(nameless)[1]
+    names = {
+        cell.path: {(tensor_graph.op_names[op], t) for op, t in cell.inputs} for cell in tensor_graph.recomputed_cells
+    }
+    mul = tensor_graph.producers.index(tensor_graph.op_names.index("mul1"))
+    assert names == {"attn": set(), "mlp": {("relu1", mul)}, "": set()}
+    assert all(cell.inputs == frozenset() for cell in build_tensor_graphs(model_with_a_function())[1].recomputed_cells)
