@@ -113,7 +113,8 @@ def _place_copies(tensors: StageTensors, ops: Ops, span: StageSpan, costs: Trans
     size_bytes, producer, user = of_copy.size_bytes, of_copy.begin, of_copy.first_backward
     is_prefetched = user != NO_OP
     ranks = execution_ranks(ops, span.begin, span.end)
-    before = np.searchsorted(ranks, ranks[user - span.begin] - (of_copy.prefetch + 1), side="right") - 1
+    user_ranks = ranks[np.where(is_prefetched, user - span.begin, 0)]  # without a user the rank does not matter
+    before = np.searchsorted(ranks, user_ranks - (of_copy.prefetch + 1), side="right") - 1
     prefetch_op = np.where(before < 0, NO_OP, np.maximum(span.begin + before, producer))
     prefetch_op = np.where(is_prefetched, np.maximum(prefetch_op, _last_before_backward(ops, span)), prefetch_op)
     # A prefetch that waits only for its offload follows the producer in the execution order.

@@ -182,3 +182,9 @@ def test_a_tensor_that_forward_reads_last_at_its_release_leaves_with_its_copy():
     copies, intervals = place(tensor(0, last_forward=3))
     assert copies.release_op.tolist() == [3]
     assert spans(intervals)[0] == ("OFFLOADING", 0, ~0)
+
+
+def test_what_never_comes_back_is_copied_out_on_a_later_stage_too():
+    """A stage of three operators behind ten of another one: without a reader in backward there is no prefetch."""
+    copies, _ = place(tensor(10, user=NO_OP, num_copies=ONE_WAY), first=10, ops=program_of(f"{STAGE} F1 F1 B1").ops)
+    assert (copies.out_ns.tolist(), copies.in_ns.tolist(), copies.first_user_op.tolist()) == ([14], [0], [12])
