@@ -4,24 +4,22 @@ All memory of the step is in the trace, by block: weights, float32 weights and s
 pieces, gradients, the optimizer. A policy changes the lifetimes of activations (`pynative.step_schedule`).
 """
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from mindswap.config.step_settings import StepSettings
 from mindswap.graph.analysis.work import measure_work
-from mindswap.graph.ops import ComputeUnit, OpClass, classify
+from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.policy.model import Policy
 from mindswap.pynative.passes_in_flight import find_held, host_bytes_in_flight
 from mindswap.pynative.recomputed_regions import LayerActions
-from mindswap.pynative.step_index import BlockFacts, StepIndex
-from mindswap.pynative.step_memory import BACKWARD, FORWARD, NO_OPERATOR, OPTIMIZER, StepMemory
+from mindswap.pynative.step_index import StepIndex
+from mindswap.pynative.step_memory import BACKWARD, FORWARD, OPTIMIZER, StepMemory
 from mindswap.pynative.step_schedule import Copy, MemoryLifetime, Purpose, Schedule, schedule_step
 from mindswap.pynative.trace import RecordedStep
 from mindswap.simulator.captured_step import CapturedStep
-from mindswap.simulator.cost.cost_table import CostTable, moving_ns
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.static_memory import StaticMemory
 from mindswap.simulator.cost.transfer import copy_ns
 from mindswap.simulator.engine import run_program
@@ -40,6 +38,7 @@ from mindswap.simulator.program import (
 from mindswap.simulator.step_model import SimulatedStep
 from mindswap.simulator.step_model_2x import StepModel2x, distance_of
 from mindswap.simulator.timeline import StepTerm, Timeline
+from mindswap.simulator.traced_tasks import find_roles, label_tasks, task_durations_ns
 
 CAVEATS = (
     "memory is that of a dry run of this step, with the policy applied to its blocks; times are estimated from shapes",
@@ -58,16 +57,6 @@ _PARTS = {
     Purpose.PREFETCHED: MemoryPart.PREFETCHED_COPIES,
     Purpose.SLICE: MemoryPart.SAVED_ACTIVATIONS,
 }
-
-
-@dataclass(frozen=True)
-class _BlockRole:
-    """Role of a block in the step without a policy."""
-
-    kind: MemoryKind
-    part: MemoryPart
-    label: int
-    layer: int
 
 
 class TracedStepModel(StepModel2x):
@@ -108,10 +97,9 @@ class TracedStepModel(StepModel2x):
         self.index = StepIndex(step.trace, step.memory)
         self.layer_indices = step.layer_indices or tuple(range(self.index.num_layers))
         self.in_flight = tuple(in_flight)
-        self.texts: list[str] = []
-        self._task_labels = self._label_tasks()
-        self._task_ns = self._durations()
-        self._roles = [self._role_of(facts) for facts in self.index.blocks]
+        self._task_labels, self.texts = label_tasks(self.index)
+        self._task_ns = task_durations_ns(self.index, captured.graph, costs)
+        self._roles = find_roles(self.index, self._task_labels, self.texts, self.layer_indices)
         self._cells = {
             tree: {".".join(path) for path, node in tree.walk() if not node.is_primitive}
             for tree in set(captured.trees)
@@ -232,77 +220,6 @@ class TracedStepModel(StepModel2x):
             constant_bytes=permanent - memory.weight_bytes - memory.state_bytes,
             host_bytes=host_bytes_in_flight(schedule, self.in_flight),
         )
-
-    def _label_tasks(self) -> list[int]:
-        """Return the label of each task: the path of its operator, or its phase and its type."""
-        numbers: dict[str, int] = {}
-        last_layer_end = max((span.last for span in self.index.forward_spans.values()), default=0)
-        labels = []
-        for number, task in enumerate(self.step_memory.tasks):
-            operator = self.index.trace.operators[task.operator] if task.operator != NO_OPERATOR else None
-            if task.phase == OPTIMIZER:
-                text = f"{OPTIMIZER} {task.name}"
-            elif operator is not None and operator.layer_index is not None:
-                text = f"{'.'.join(operator.path[:-1])} {task.name}".strip()
-            else:
-                text = f"{'loss' if number > last_layer_end else 'embedding'} {task.name}"
-            labels.append(numbers.setdefault(text, len(numbers)))
-        self.texts = list(numbers)
-        return labels
-
-    def _durations(self) -> list[int]:
-        """Return the duration of each task in ns."""
-        graph = self.captured.graph
-        by_operator = [0] * len(self.index.trace.operators)
-        for nodes, works in zip((graph.forward, graph.backward), measure_work(graph), strict=True):
-            for node, work in zip(nodes, works, strict=True):
-                match = re.match(r"[fb](\d+)", node.name)
-                if match is not None:
-                    by_operator[int(match[1])] += self.costs.operator_ns(node, work)
-        durations = [0] * len(self.step_memory.tasks)
-        last: dict[tuple[int, int], int] = {}  # the others are launches that the operator makes itself
-        for number, task in enumerate(self.step_memory.tasks):
-            if task.operator != NO_OPERATOR:
-                last[task.micro_batch, task.operator] = number
-        for (_, operator), number in last.items():
-            durations[number] = by_operator[operator]
-        for number, size_bytes in self._optimizer_bytes().items():
-            if classify(self.step_memory.tasks[number].name) is not OpClass.NONE:
-                latency_ns = self.costs.device.op_latency_ns["vector"]
-                durations[number] = moving_ns(size_bytes, self.costs.device) + latency_ns
-        return durations
-
-    def _optimizer_bytes(self) -> dict[int, int]:
-        """Return the bytes that each task of the optimizer reads and writes."""
-        sizes: dict[int, int] = {}
-        for block in self.step_memory.blocks:
-            for task in {block.begin, *block.uses}:
-                if 0 <= task < len(self.step_memory.tasks) and self.step_memory.tasks[task].phase == OPTIMIZER:
-                    sizes[task] = sizes.get(task, 0) + block.size_bytes
-        return sizes
-
-    def _role_of(self, facts: BlockFacts) -> _BlockRole:
-        block, tasks = facts.block, self.step_memory.tasks
-        if block.begin < 0:
-            return _BlockRole(MemoryKind.TRANSIENT, MemoryPart.OTHER, 0, -1)
-        # Allocations lag behind launches: the label is that of the operator that makes the tensor.
-        producer_task = self.index.task_of(facts.micro_batch, facts.operator, block.begin)
-        phase, label = tasks[block.begin].phase, self._task_labels[producer_task]
-        layer = self.index.layer_of(producer_task)
-        is_loss = layer is None and self.texts[label].startswith("loss")
-        place = -1 if layer is None else self.layer_indices[layer]
-        ends_in = tasks[block.end].phase if block.end < len(tasks) else OPTIMIZER
-        if phase == OPTIMIZER:
-            return _BlockRole(MemoryKind.TRANSIENT, MemoryPart.OPTIMIZER_TEMPORARIES, label, place)
-        if phase == BACKWARD:
-            is_gradient = ends_in != BACKWARD or tasks[min(block.end, len(tasks) - 1)].micro_batch != facts.micro_batch
-            if is_gradient:
-                return _BlockRole(MemoryKind.GRADIENT, MemoryPart.GRADIENTS, label, place)
-            part = MemoryPart.LOSS if is_loss else MemoryPart.ACTIVATION_GRADIENTS
-            return _BlockRole(MemoryKind.TRANSIENT, part, label, place)
-        kind = MemoryKind.KEPT if facts.is_saved else MemoryKind.TRANSIENT
-        part = MemoryPart.SAVED_ACTIVATIONS if facts.is_saved else MemoryPart.TEMPORARIES
-        return _BlockRole(kind, MemoryPart.LOSS if is_loss else part, label, place)
 
     def program_of(self, schedule: Schedule) -> Program:
         """Build operators, copies and memory intervals of a step with a schedule."""
