@@ -84,3 +84,38 @@ def model_without_stages(context: Context2x) -> Iterator[Finding]:
         )
         fix = "pipeline_parallel: 1, and fewer activations on each card by recompute, swap, tensor or context parallel"
         yield Finding(node.location, message, f"1 with {model}; more with deepseek_v3 and deepseek_v4", fix)
+
+
+@rule(Level.ERROR)
+def stage_layers(context: Context2x) -> Iterator[Finding]:
+    """The layers cannot be distributed over the pipeline stages: not divisible, or not one entry for each stage.
+
+    With `auto`, the default, all stages have equally many layers. Otherwise `pipeline_parallel_layers_per_stage` has an
+    entry for each stage, with a range for each of its chunks. `null` is refused.
+
+    PASS (num_hidden_layers: 4):
+        model: {model_type: deepseek_v3}
+        parallelism: {pipeline_parallel: 2, pipeline_parallel_layers_per_stage: ['0-2', '3']}
+
+    FAIL (num_hidden_layers: 4):
+        model: {model_type: deepseek_v3}
+        parallelism: {pipeline_parallel: 3, pipeline_parallel_layers_per_stage: auto}
+    """
+    document = context.document
+    count = document.count("parallelism", "pipeline_parallel")
+    node, key = document.get("parallelism", "pipeline_parallel"), "pipeline_parallel_layers_per_stage"
+    if node is None or count < 2:
+        return
+    setting = document.get("parallelism", key)
+    if setting is not None and setting.value != "auto":
+        found = f"{len(setting.items or ())} entries" if setting.items is not None else show(setting)
+        if len(setting.items or ()) != count:
+            message = f"parallelism.{key}: {found} for {count} pipeline stages"
+            yield Finding(setting.location, message, f"auto, or a list with {count} entries", "auto")
+        return
+    num_chunks = count * document.count("parallelism", "pipeline_parallel_interleave_num")
+    num_layers = (context.num_layers or 0) - context.settings.num_mtp_layers
+    if num_layers % num_chunks:
+        message = f"parallelism.pipeline_parallel: {num_layers} layers cannot be divided equally by {num_chunks}"
+        fix = f"{key}: [...], with a range of layers for each of the {count} stages"
+        yield Finding(node.location, message, f"a divisor of {num_layers} with {key}: auto", fix)

@@ -136,6 +136,30 @@ def test_a_model_that_cannot_be_divided_into_stages(model, num_stages, rules):
     assert all((line, column) == (-1, 34) for line, column, _ in found)
 
 
+@pytest.mark.parametrize(
+    ("setting", "num_stages", "rules"),
+    [
+        ("", 2, []),
+        ("", 3, ["stage-layers"]),
+        (", pipeline_parallel_layers_per_stage: auto", 4, []),
+        (", pipeline_parallel_layers_per_stage: null", 2, ["stage-layers"]),
+        (", pipeline_parallel_layers_per_stage: ['0-2', '3']", 2, []),
+        (", pipeline_parallel_layers_per_stage: ['0-2', '3']", 3, ["stage-layers"]),
+        (", pipeline_parallel_interleave_num: 2", 2, []),
+        (", pipeline_parallel_interleave_num: 3", 2, ["stage-layers"]),
+        (", pipeline_parallel_layers_per_stage: null", 1, []),
+    ],
+)
+def test_layers_of_pipeline_stages(setting, num_stages, rules):
+    """A model of 4 layers."""
+    header = (
+        f"training: {{}}\nparallelism: {{pipeline_parallel: {num_stages}{setting}}}\n"
+        "model: {model_type: deepseek_v3, num_hidden_layers: 4}\n"
+    )
+    found = found_2x("recompute: {mode: full, full_recompute_layer: [0]}", header, model=None)
+    assert [rule for *_, rule in found] == rules
+
+
 def test_every_problem_says_what_is_allowed_or_how_to_mend_it():
     for text, *_ in DEFECTS + MORE:
         for problem in check_2x(text).problems:
