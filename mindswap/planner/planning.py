@@ -93,9 +93,7 @@ class Planner:
         key = (problem.settings, problem.num_cards_per_node)
         if key not in self._baselines:
             trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
-            is_newer = self.model.settings.is_newer
-            names = [name for name, baseline in BASELINES.items() if baseline.is_for_newer or not is_newer]
-            policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in names}
+            policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in BASELINES}
             # If sequence pieces read caches of other pieces, full recompute is impossible.
             policies = {
                 name: entry for name, entry in policies.items() if has_whole or entry.layer_recompute == NO_LAYERS

@@ -107,7 +107,6 @@ class Baseline:
     title: str  # name in tables
     meaning: str  # settings in words
     policy: Callable[[Sequence[CellNode]], Policy]  # returns the policy for the trees of all layer classes
-    is_for_newer: bool = True  # plans of the newer models are compared with it
 
 
 def _always(**fields: Any) -> Callable[[Sequence[CellNode]], Policy]:
@@ -204,13 +203,11 @@ BASELINES: Mapping[str, Baseline] = {
         "recompute, inputs swapped",
         "every cell of a layer recomputed, op_swap of its inputs (add), backward_prefetch: 10",
         _recompute_swap,
-        is_for_newer=False,  # their norms keep more than full recompute keeps: dry run 2688 MiB against 2531
     ),
     "recompute-swap-norms": Baseline(
         "recompute, inputs and norms swapped",
         "the same, with op_swap of the outputs of norms, which are not recomputed then",
         _recompute_swap_norms,
-        is_for_newer=False,
     ),
 }
 

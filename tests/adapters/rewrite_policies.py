@@ -71,6 +71,10 @@ QWEN3 = {
     "swap of attention": swap((r"self_attention\.core_attention\.flash_attention", 10)),
     "swap of a cell": swap(("mlp", 3)),
     "layer swap": Policy(True, layer_swap=(LayerSwap(ALL_LAYERS, 2),)),
+    "the last cell, and swap of its inputs": swap(("add", 3), select_recompute=(OpRecompute("mlp", ALL_LAYERS),)),
+    "another cell, and swap of its inputs": swap(
+        ("add", 3), select_recompute=(OpRecompute("self_attention", ALL_LAYERS),)
+    ),
     "both on one operator": swap(
         (r"mlp\.mul", 3),
         (r"mlp\.linear_fc2", 3),
@@ -140,7 +144,15 @@ IN_LAYERS = {
         "whole layers with all outputs",
         "whole layers with all outputs",
     ),
-    "QWEN3": ("whole layers", "a cell", "swap of attention", "both on one operator", "swap that feeds recompute"),
+    "QWEN3": (
+        "whole layers",
+        "a cell",
+        "swap of attention",
+        "the last cell, and swap of its inputs",
+        "another cell, and swap of its inputs",
+        "both on one operator",
+        "swap that feeds recompute",
+    ),
     "LLAMA_FLOAT16": (
         "nothing",
         "swap of a cell",

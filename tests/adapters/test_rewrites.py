@@ -30,7 +30,7 @@ SHARED = {
     "QWEN3_JOINT": {"Muls": 1, "Cos": 1, "Sin": 1},
 }
 # Layers that keep different bytes under the policies side by side: what a policy leaves, and what is at the ends.
-UNLIKE_LAYERS = {"LLAMA": 4, "LLAMA_FLOAT16": 6, "LLAMA_INTERLEAVED": 5, "QWEN3": 5, "QWEN3_JOINT": 3}
+UNLIKE_LAYERS = {"LLAMA": 4, "LLAMA_FLOAT16": 6, "LLAMA_INTERLEAVED": 5, "QWEN3": 7, "QWEN3_JOINT": 3}
 # As on Ascend: computed in float16 from float32 weights, with the kernels of attention and norm.
 FLOAT16 = {
     "mindswap": None,

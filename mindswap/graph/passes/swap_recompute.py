@@ -18,6 +18,9 @@ from mindswap.graph.passes.gather import is_gathering, is_released
 from mindswap.graph.storage import StorageKind, resolve_storage
 from mindswap.policy.resolve import Decision, LayerDecisions, Path
 
+# Layers that return a tuple (the newer models of MindFormers), and their cell that runs last.
+TUPLE_LAYERS, LAST_CELL = ("TransformerLayer",), ("mlp",)
+
 
 @dataclass(frozen=True)
 class NodeSettings:
@@ -77,7 +80,8 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
             recomputed.add(node.name)
         if recompute_applies and all(entry.match.node.is_primitive for entry in decision.recomputed_by):
             named.add(node.name)
-        if node is owner and decision.prefetch is not None and names.can_name(node):
+        is_held = owner.name in roles.layer_outputs and has_held_output(layer)
+        if node is owner and decision.prefetch is not None and names.can_name(node) and not is_held:
             prefetch[node.name] = decision.prefetch
             if merged_paths and is_reader_recomputed:
                 swapped_recompute_inputs.add(node.name)
@@ -96,6 +100,7 @@ class NodeRoles:
         communication_paths: redistributions of `model_nodes`: paths of the operators whose attribute decides whether
             backward repeats them.
         compiler_nodes: nodes inserted by the compiler, which follow their readers, last first.
+        layer_outputs: names of nodes that another layer, or an operator after the layers, reads.
     """
 
     def __init__(self, graph: Graph, names: OperatorNames):
@@ -107,6 +112,9 @@ class NodeRoles:
             (node, owner, tuple(self.paths(node)))
             for node, owner in owned
             if owner.layer_index is not None and not self.is_compiler_node(owner)
+        )
+        self.layer_outputs = frozenset(
+            node.name for node, owner, _ in self.model_nodes if node is owner and self.is_read_outside(node, ())
         )
         self.communication_paths = {
             node.name: paths
@@ -161,6 +169,18 @@ class NodeRoles:
                 elif reader.layer_index != layer_index or all(path[: len(cell)] != cell for path in self.paths(reader)):
                     return True
         return False
+
+
+def has_held_output(layer: LayerDecisions) -> bool:
+    """Return whether the output of a layer stays on the device although its operator is named for swap.
+
+    Layers of the newer models return a tuple. If their feed-forward network, which runs last, is recomputed as a cell,
+    the compiler ties the tuple to the state of that cell: later layers read a `Depend` of the output, which has no
+    attribute of swap. Compiled and dry run with MindSpore 2.9.0 (tests/adapters/test_rewrites.py).
+    """
+    return layer.layer.type_name in TUPLE_LAYERS and any(
+        entry_match.path == LAST_CELL and not entry_match.match.node.is_primitive for entry_match in layer.recomputes
+    )
 
 
 classify_nodes = functools.lru_cache(maxsize=4)(NodeRoles)  # evaluated for thousands of policies of one step

@@ -12,7 +12,13 @@ from mindswap.graph.analysis.saved_tensors import OperatorNames
 from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.model import Saved, TensorType
 from mindswap.graph.passes.fusion import merge_equal
-from mindswap.graph.passes.swap_recompute import NodeSettings, normalize_saved_names, rewrite_graph, settings_of_policy
+from mindswap.graph.passes.swap_recompute import (
+    NodeSettings,
+    has_held_output,
+    normalize_saved_names,
+    rewrite_graph,
+    settings_of_policy,
+)
 from mindswap.graph.storage import Placement, classify_saved
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
@@ -101,6 +107,24 @@ def saved(step):
 def fates(step, key="name"):
     """Maker of each storage -> placement, kept bytes, copied bytes."""
     return {getattr(e.storage, key): (e.placement, e.kept_bytes, e.copied_bytes) for e in classify_saved(step)}
+
+
+@pytest.mark.parametrize(
+    ("class_name", "recomputed", "is_held"),
+    [
+        ("TransformerLayer", "mlp", True),
+        ("TransformerLayer", r"mlp\.mul", False),
+        ("TransformerLayer", "norm", False),
+        ("LLamaDecodeLayer", "mlp", False),
+    ],
+)
+def test_the_output_of_a_layer_that_returns_a_tuple_stays_where_its_last_cell_is_recomputed(
+    class_name, recomputed, is_held
+):
+    """Later layers read a `Depend` of it; compiled in tests/adapters/test_rewrites.py."""
+    tree = replace(layer("norm\n  cast*\nmlp\n  mul*\nadd*"), type_name=class_name)
+    policy = Policy(True, select_recompute=(OpRecompute(recomputed, ALL_LAYERS),))
+    assert has_held_output(resolve_layer(policy, 0, tree)) is is_held
 
 
 def test_without_settings_the_step_stays_as_it_is():
