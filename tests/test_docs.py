@@ -122,6 +122,27 @@ def test_the_notebook_shows_what_it_shows_when_run():
     assert TOOL.shown_by(TOOL.run_notebook()) == TOOL.shown_by(nbformat.read(TOOL.NOTEBOOK, as_version=4))
 
 
+def test_a_line_that_is_not_printed_any_more_is_replaced_by_one_like_it(capsys):
+    shown = ["waits:", "...", "  9.0 ms  offload (D2H) of w1.silu, layers 1-2", "layers 0-1, 3"]
+    printed = [
+        "waits:",
+        "  8 ms  prefetch (H2D) of mul",
+        "  8.0 ms  offload (D2H) of w3.mul, layer 1",
+        "layers 0, 2, 4-5",
+    ]
+    assert TOOL.refresh(shown, printed) == ["waits:", "...", *printed[2:]]
+    assert "in its place:           8.0 ms  offload (D2H) of w3.mul, layer 1" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="not printed any more: step time"):
+        TOOL.refresh(["step time", "..."], printed)
+
+
+def test_the_page_of_plan_shows_the_end_of_the_planned_file():
+    planned = TOOL.PLANNED.read_text("utf-8")
+    for path in TOOL.both("docs/plan.md"):
+        part = TOOL.PLANNED_PART.search(path.read_text("utf-8"))[0]
+        assert len(part.splitlines()) > 5 and planned.endswith(part)
+
+
 @pytest.mark.parametrize("page", ENGLISH)
 def test_both_languages_have_the_same_examples(page):
     for language in ("bash", "console", "python", "text", "yaml"):

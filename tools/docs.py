@@ -7,6 +7,7 @@ whatever its numbers. A picture carries its words and the fingerprint of the exa
 compares both, so that no picture is older than the figures beside it.
 """
 
+import difflib
 import hashlib
 import os
 import re
@@ -106,6 +107,11 @@ SENTENCES = (
     ("docs/configuration.md", r"^\| 3, 4 \| .* # MiB", "", *FOUND, "^layer 2 .*B +# MiB"),
     ("docs/configuration.md", r"^\| 3, 4 \| # MiB", "", *FOUND, "^layers 0, 3 +[0-9.]+ MiB +# MiB"),
 )
+# A list of what a step waits for may begin with other operators after a change of the simulator.
+MIN_LIKENESS = 0.7
+# The plan that pages show, dry run and name; `docs/plan.md` has its last part.
+PLANNED = ROOT / "docs" / "llama2_7b_planned.yaml"
+PLANNED_PART = re.compile(r"(?<=^```yaml\n)# mindswap: plan for .*?(?=^```)", re.MULTILINE | re.DOTALL)
 CHUNK = struct.Struct(">I4s")
 NOTEBOOK = ROOT / "docs" / "tour.ipynb"
 
@@ -132,12 +138,26 @@ def refresh(shown: list[str], printed: list[str]) -> list[str]:
         if line == LEFT_OUT:
             result.append(line)
             continue
-        found = [index for index in range(position, len(printed)) if words_of(printed[index]) == words_of(line)]
-        if not found:
-            raise ValueError(f"not printed any more: {line}")
-        result.append(printed[found[0]])
-        position = found[0] + 1
+        position = position_of(line, printed, position)
+        result.append(printed[position])
+        position += 1
     return result
+
+
+def position_of(line: str, printed: list[str], start: int) -> int:
+    """Position of a line by its words; else, said with both lines, of the one that is most alike.
+
+    Raises:
+        ValueError: no line is alike.
+    """
+    for index in range(start, len(printed)):
+        if words_of(printed[index]) == words_of(line):
+            return index
+    alike = difflib.get_close_matches(line, printed[start:], n=1, cutoff=MIN_LIKENESS)
+    if not alike:
+        raise ValueError(f"not printed any more: {line}")
+    print(f"not printed any more: {line}\nin its place:         {alike[0]}", flush=True)
+    return printed.index(alike[0], start)
 
 
 @cache
@@ -193,6 +213,15 @@ def refresh_page(page: str) -> None:
         print(f"{page}: {'same' if new == block else 'NEW '}  {command}", flush=True)
         for path in both(page):
             write(path, path.read_text("utf-8").replace(block, new))
+
+
+def refresh_plan() -> None:
+    """The plan of Llama2-7B as a file, and the part of it that `docs/plan.md` shows."""
+    run(f"{PLAN.strip()} -o {PLANNED.relative_to(ROOT)} --overwrite")
+    text = PLANNED.read_text("utf-8")
+    part = text[text.index("# mindswap: plan for") :]
+    for path in both("docs/plan.md"):
+        write(path, PLANNED_PART.sub(lambda _: part, path.read_text("utf-8"), count=1))
 
 
 def example(page: str, command: str) -> str:
@@ -299,6 +328,8 @@ if __name__ == "__main__":
     english = ("README.md", *(page for page in PAGES_IN_DOCS if ".zh." not in page))
     notebook = NOTEBOOK.relative_to(ROOT).as_posix()
     pages = sys.argv[1:] or (*english, notebook)
+    if "docs/plan.md" in pages:
+        refresh_plan()
     for page in pages:
         refresh_notebook() if page == notebook else refresh_page(page)
     refresh_sentences()
