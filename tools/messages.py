@@ -46,6 +46,7 @@ SOURCES = (
     "features/step_2x.py",
     "features/verify",
     "files.py",
+    "graph/analysis/execution_order.py",
     "planner",
     "policy/cell_tree.py",
     "policy/coverage.py",
