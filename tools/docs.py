@@ -103,6 +103,13 @@ SENTENCES = (
         SIMULATE,
         r"^layers 1-2 .* \d+  # ms .* ms .* us",
     ),
+    (
+        "docs/simulate.md",
+        "GiB less for # % of the step",
+        "单步耗时增加 # %",
+        *PICTURES["compare_7b.png"],
+        "^llama2_7b_mixed .*[+]# %",
+    ),
     ("docs/simulate.md", "swap # MiB each", "各要换出 # MiB", *SWAPS),
     ("docs/configuration.md", r"^\| 3, 4 \| .* # MiB", "", *FOUND, "^layer 2 .*B +# MiB"),
     ("docs/configuration.md", r"^\| 3, 4 \| # MiB", "", *FOUND, "^layers 0, 3 +[0-9.]+ MiB +# MiB"),
