@@ -87,6 +87,8 @@ CHINESE = {
     "pynative-no-layers": "层列表为空，条目没有意义。",
     "pynative-nothing-swapped": "SWAP 已打开，但什么也不会被 SWAP：2.x 没有默认策略。",
     "pynative-model-without-stages": "该模型不能划分为流水线 stage：MindFormers 2.1.0 的 PyNative Qwen3 没有 stage。",
+    "pynative-stage-schedule": "MindFormers 2.x 没有这种流水线调度方式，因此停止。",
+    "pynative-stage-chunks": "mindswap 自己的换出，而每个流水线阶段有多个层 chunk：它只换出一个 chunk 的阶段。",
     "pynative-pipeline": "流水线并行时打开 SWAP：MindFormers 2.x 拒绝，mindswap 自己的执行器不拒绝。",
     "pynative-prefetch-unit": "`default_prefetch` 很大：它按层计数，不按算子计数。",
     "pynative-recompute-mode": "`recompute.mode` 不是三个允许的词之一。",

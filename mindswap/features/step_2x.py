@@ -145,7 +145,8 @@ def _caveats(document: Document, source: Document, effect: SettingsEffect) -> It
     }
     if left_out:
         names = ", ".join(f"{name}: {value}" for name, value in left_out.items())
-        yield f"one rank with everything: {names} is left out, so each rank of the file holds less"
+        less = "less of weights and states, but maybe more activations" if "pipeline_parallel" in left_out else "less"
+        yield f"one rank with everything: {names} is left out, so each rank of the file holds {less}"
 
 
 def _require_no_errors(checked: PynativeCheck) -> None:

@@ -18,7 +18,18 @@ def plan_staged(problem: PlanProblem, stages: Sequence[StepModel2x], progress: P
         stages: model of each stage.
         progress: see `plan_traced`.
     """
-    plans = [plan_traced(replace(problem, model=stage), progress) for stage in stages]
+    cards = min(problem.model.settings.num_cards, problem.num_cards_per_node)
+    plan = _plan_stages(problem, stages, progress, problem.host_bytes)
+    if plan.host_bytes > problem.host_bytes and not plan.is_interrupted:
+        # Together they take more than the node has: each card gets the same share.
+        plan = _plan_stages(problem, stages, progress, problem.host_bytes // cards)
+    return plan
+
+
+def _plan_stages(problem: PlanProblem, stages: Sequence[StepModel2x], progress: Progress, host_bytes: int) -> Plan:
+    """Return the plan of all stages, each planned with `host_bytes` of host memory for its card."""
+    alone = replace(problem, host_bytes=host_bytes, num_cards_per_node=1)
+    plans = [plan_traced(replace(alone, model=stage), progress) for stage in stages]
     search = ActionSearch(problem, Interruptible(progress))
     search.evaluate_baselines()
     plan = plan_of_search(

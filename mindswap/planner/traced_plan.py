@@ -7,7 +7,7 @@ number of layers for the first one that alone is faster than the best policy so 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 
@@ -154,7 +154,8 @@ class ActionSearch:
         with suppress(Stop):
             self.progress()
             singles = [single for action in find_actions(self.model, self.problem) if (single := self._single(action))]
-            singles.sort(key=lambda single: self.rank(single[1]))
+            # Without the host memory: what exceeds it in all layers may be the best one in some of them.
+            singles.sort(key=lambda single: self._rank_on_card(single[1]))
             best = self._different([action for action, _ in singles])
             for first, second in combinations(best, 2):
                 self._pair(first, second)
@@ -208,20 +209,30 @@ class ActionSearch:
             )
 
     def _least(self, policy_of: Callable[[int], Policy], most: int) -> Policy:
-        """Return the policy with the least number of layers that fits; with all of them if none does."""
+        """Return the policy with the least number of layers that fits on the card; with all of them if none does.
+
+        More layers take less memory of the card, and more of the host: if that policy is not within the host memory,
+        none with another number fits.
+        """
         low, high = 0, most
-        if not self._fits(policy_of(most)):
+        if not self._fits_card(policy_of(most)):
             return policy_of(most)
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._fits(policy_of(middle)) else (middle + 1, high)
+            low, high = (low, middle) if self._fits_card(policy_of(middle)) else (middle + 1, high)
         return policy_of(high)
 
     def _fits(self, policy: Policy) -> bool:
+        return self._candidate(policy).fits(self.problem.budget_bytes)
+
+    def _fits_card(self, policy: Policy) -> bool:
+        return self._candidate(policy).peak_bytes <= self.problem.budget_bytes
+
+    def _candidate(self, policy: Policy) -> Candidate:
         if policy not in self.evaluated:
             self._evaluate(policy)
             self.progress()
-        return self.evaluated[policy].fits(self.problem.budget_bytes)
+        return self.evaluated[policy]
 
     def _evaluate(self, policy: Policy) -> None:
         self.evaluated[policy] = Candidate.of(self.problem, policy, evaluate(self.problem, policy))
@@ -237,6 +248,11 @@ class ActionSearch:
     def rank(self, policy: Policy) -> tuple[object, ...]:
         """Return a sort key, smaller is better: fits, then time (memory if nothing fits), then fewer changed layers."""
         is_over, first, second = self.evaluated[policy].rank(self.problem.budget_bytes)
+        return is_over, first, num_changes(policy), second
+
+    def _rank_on_card(self, policy: Policy) -> tuple[object, ...]:
+        """Return a sort key as `rank`, of the memory of the card alone."""
+        is_over, first, second = replace(self.evaluated[policy], is_on_host=True).rank(self.problem.budget_bytes)
         return is_over, first, num_changes(policy), second
 
     def _common(self) -> Mapping[str, Policy]:

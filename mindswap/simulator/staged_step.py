@@ -46,7 +46,7 @@ class StagedStepModel(StepModel2x):
         self.costs = first.costs
         self.settings = first.settings
         self.is_own_engine, self.file_caveats = first.is_own_engine, first.file_caveats
-        self.caveats = first.caveats
+        self.caveats = (*first.caveats, CAVEAT)
         self.captured = self._join_captured()
         self.layer_indices = tuple(layers)
         self._stage_of = {layer: stage for stage in self.stages for layer in stage.layer_indices}

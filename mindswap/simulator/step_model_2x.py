@@ -25,6 +25,11 @@ class StepModel2x(StepModel):
         """Number of its layers."""
         return len(self.layer_indices)
 
+    @property
+    def outside_bytes(self) -> int:
+        """Return 0: which communicators HyperParallel makes, and their buffers, has not been observed."""
+        return 0
+
     @abstractmethod
     def saving_cells(self, min_permille: int) -> list[str]:
         """Return the cells that save at least a part of what their layer saves, in any layer, by dotted path."""

@@ -199,7 +199,8 @@ class TracedStepModel(StepModel2x):
             for node, work in zip(nodes, works, strict=True)
             if classify(node.op).unit is ComputeUnit.MATRIX
         )
-        return total * self.settings.num_micro_steps * self.settings.num_cards
+        cards_per_stage = self.settings.num_cards // self.settings.pipeline.num_stages
+        return total * self.settings.num_micro_steps * cards_per_stage
 
     # -- parts ------------------------------------------------------------------------------------
 

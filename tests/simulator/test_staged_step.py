@@ -7,7 +7,9 @@ import pytest
 
 from mindswap.config.parse import parse_document
 from mindswap.config.step_settings import read_step_settings
-from mindswap.planner.staged_plan import join_policies
+from mindswap.planner.evaluate import evaluate
+from mindswap.planner.problem import Allow, PlanProblem
+from mindswap.planner.staged_plan import join_policies, plan_staged
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.pynative.passes_in_flight import count_in_flight
 from mindswap.pynative.trace import dump_trace, load_trace
@@ -23,10 +25,11 @@ from tests.simulator.test_traced_step import KEEP, recorded
 FULL = Policy(is_swap_enabled=True, layer_recompute=Layers(range(4)))
 
 
-def stage(first, in_flight=(), num_micro_batches=1, is_own_engine=False):
+def stage(first, in_flight=(), num_micro_batches=1, is_own_engine=False, num_stages=1):
     step = replace(recorded(), layer_indices=tuple(range(first, first + 4)))
     source = parse_document(step.config, "step.json")
     settings = replace(read_step_settings(source), num_micro_batches=num_micro_batches)
+    settings = replace(settings, pipeline=replace(settings.pipeline, num_stages=num_stages))
     costs = find_costs([source], "atlas_800t_a2", {})
     return TracedStepModel(step, capture_of(step), costs, settings, (), is_own_engine, in_flight)
 
@@ -97,6 +100,33 @@ def test_time_of_a_pipeline():
     joined = StagedStepModel(stages).simulate(KEEP)
     tracked = stages[0].index.num_micro_batches
     assert joined.step_time_ns == alone.timeline.step_time_ns + (8 - tracked + 2) * pass_ns
+
+
+def test_operations_and_communicators_of_stages():
+    """Two stages as large as one rank have twice its operations; which buffers HyperParallel has is not known."""
+    alone = stage(0)
+    joined = StagedStepModel([stage(0, num_stages=2), stage(4, num_stages=2)])
+    assert joined.model_flops() == 2 * alone.model_flops() > 0
+    assert joined.settings.communicators and joined.outside_bytes == 0
+
+
+def test_host_memory_of_a_plan_is_that_of_all_stages():
+    """The first stage swaps and the second one does not; both fit into a node with what the first one needs."""
+    stages = stage(0, (1, 1), 8, True, 2), stage(4, (0, 0), 8, True, 2)
+    model = StagedStepModel(stages)
+    kept_bytes = model.simulate(KEEP).peak_bytes
+
+    def plan(host_bytes):
+        problem = PlanProblem(model, kept_bytes - (40 << 20), host_bytes, 8, Allow(swap=True, recompute=False))
+        return plan_staged(problem, stages)
+
+    free = plan(1 << 40)
+    assert free.fits and free.policy.layer_swap + free.policy.op_swap
+    used = evaluate(PlanProblem(model, kept_bytes, 1 << 40, 8), free.policy).host_bytes
+    assert free.host_bytes == used > 0
+    enough = plan(used)
+    assert enough.fits and enough.host_bytes <= used
+    assert not plan(used // 8).fits
 
 
 def test_layers_that_are_not_those_of_one_model_are_refused():

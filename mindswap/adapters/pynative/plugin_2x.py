@@ -63,9 +63,15 @@ class Session2x(logging.Handler):
         """Compare what MindFormers set with the settings, and begin mindswap's swap; the network was built."""
         settings = self.effect.settings
         num_decoder_layers = (settings.num_layers or 0) - settings.num_mtp_layers
-        indices = [indices_of_layers(network, num_decoder_layers) for network in trainer.model]
+        is_swapped = settings.is_own_engine and settings.is_swap_enabled
+        try:
+            indices = [indices_of_layers(network, num_decoder_layers) for network in trainer.model]
+        except LaunchError:
+            if is_swapped:
+                raise
+            indices = [tuple(range(settings.num_layers or 0))]  # which of them are here is not known
         self._compare({index for of_network in indices for index in of_network})
-        if not (settings.is_own_engine and settings.is_swap_enabled):
+        if not is_swapped:
             return
         if len(trainer.model) != 1:
             raise LaunchError("mindswap.swap_engine: several pipeline chunks in a process are not swapped")

@@ -15,6 +15,7 @@ from mindswap.policy.equivalence import with_switches_of
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, Policy
 from mindswap.report.tables import attributes, format_table
 from mindswap.simulator.stage_weights import describe_training
+from mindswap.simulator.staged_step import StagedStepModel
 from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.step_model_2x import StepModel2x
 from mindswap.units import format_bytes, format_difference, format_time
@@ -134,6 +135,11 @@ def baseline_of(name: str, step: LoadedStep) -> Policy:
     }
     if name not in policies:
         raise SimulationError(f"'{name}' is a baseline of MindFormers 1.9\n    allowed: {', '.join(policies)}")
+    if policies[name].layer_swap and isinstance(model, StagedStepModel) and not model.is_own_engine:
+        raise SimulationError(
+            f"{step.document.file}: '{name}': MindFormers 2.x does not swap pipeline stages\n"
+            "    fix:     mindswap: {swap_engine: mindswap} in the file, or another baseline"
+        )
     return policies[name]
 
 

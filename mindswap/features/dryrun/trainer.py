@@ -234,13 +234,14 @@ def left_out_notes(left_out: Mapping[str, object], step: TrainerStep) -> Iterato
         "expert_parallel": f"its ranks divide {format_bytes(step.expert_bytes)} of weights and states of experts",
         "tensor_parallel": f"its ranks divide those of linear layers, of {static}, and most of {activations}",
         "context_parallel": f"its ranks divide {activations}",
-        "pipeline_parallel": f"its stages divide {static}, and {activations}",
+        "pipeline_parallel": f"its stages divide {static}; each holds activations of all micro-batches in flight",
         "cpu_offload": f"{format_bytes(step.state_bytes)} of float32 weights and states are on the host",
     }
     for name, value in left_out.items():
         yield f"{name}: {value} is left out: {effects[name]}"
     if left_out:
-        yield "what is left out needs several processes and HyperParallel: each rank of the file holds less than this"
+        less = "less of weights and states, but maybe more activations" if "pipeline_parallel" in left_out else "less"
+        yield f"what is left out needs several processes and HyperParallel: each rank of the file holds {less}"
 
 
 def find_left_out(document: Document, num_cards: int | None) -> Mapping[str, object]:

@@ -190,7 +190,7 @@ def _stage_to_json(report: TrainerDryRun, step: TrainerStep) -> dict[str, Any]:
     return {
         "stage": step.stage,
         "rank": step.stage,
-        "num_layers": len(step.layer_indices) or report.num_layers,
+        "num_layers": sum(index < report.num_layers for index in step.layer_indices) or report.num_layers,
         "layer_indices": list(step.layer_indices),
         "used_peak_bytes": peak_bytes,
         "actual_peak_bytes": step.reserved_bytes,

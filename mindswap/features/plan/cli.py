@@ -33,7 +33,7 @@ from mindswap.features.plan.batches_cli import (
     run_batches,
 )
 from mindswap.features.plan.make_plans import make_plans
-from mindswap.features.plan.pynative import with_swappable_stages
+from mindswap.features.plan.pynative import NO_SWAP_NOTE, allow_for_stages, is_model_2x, with_swappable_stages
 from mindswap.features.plan.report import plan_to_json
 from mindswap.features.plan.states import is_states_pin
 from mindswap.features.plan.states_planner import StatesPlanner
@@ -53,6 +53,7 @@ from mindswap.report.problems import answer_text
 from mindswap.steps.recorded import is_trace_path
 from mindswap.system.streams import print_data, print_text
 
+OPTIONS_NOT_2X = "--sweep --explain --plot --objective=memory --expert-skew --simple --pin --dry-run"
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -194,6 +195,7 @@ def run(args: argparse.Namespace) -> int:
     if has_batch_options(args):
         return run_batches(args, allowed, target)
     step = _load(args, allowed, target is not None)
+    requested, allowed = allowed, allow_for_stages(step.document, allowed)
     with SearchBar() as bar:
         planner = StatesPlanner(step, allowed, pins)
         if args.sweep:
@@ -204,7 +206,7 @@ def run(args: argparse.Namespace) -> int:
     # The plan is printed before files are written, so that an error there does not lose a long search.
     if not args.json:
         notes = [budget_warning(step, step_plan.problem.budget_bytes), objective_warning(step_plan.plan, objective)]
-        notes += step.model.caveats
+        notes += [*step.model.caveats, NO_SWAP_NOTE if allowed != requested else ""]
         remarks = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
         remarks = [line for line in remarks if line]
         print_text("\n".join([step_plan.format(args.verbose), *([""] if remarks else []), *remarks]))
@@ -254,8 +256,7 @@ def _load(args: argparse.Namespace, allowed: Allow, is_written: bool) -> LoadedS
     """Load the step of the configuration; for a file of MindFormers 2.x that of its trace."""
     document = None if is_trace_path(args.config) else load_document(args.config)
     if document is not None and is_2x(document):
-        unsupported_options = "--sweep --explain --plot --objective=memory --expert-skew --simple --pin --dry-run"
-        refuse_given(args, unsupported_options, "{}: not for files of MindFormers 2.x", "leave it out")
+        refuse_given(args, OPTIONS_NOT_2X, "{}: not for files of MindFormers 2.x", "leave it out")
         if args.trace is not None:
             refuse_given(args, "--cards", "{}: the step of --trace has its micro-batches", "leave one out")
         document = with_cards(with_swappable_stages(document, allowed), args.cards)
@@ -265,7 +266,10 @@ def _load(args: argparse.Namespace, allowed: Allow, is_written: bool) -> LoadedS
     if document is not None and is_written:
         check_plan_writable(document)
     config = document or args.config
-    return load_step(config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
+    step = load_step(config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
+    if is_model_2x(step.model):
+        refuse_given(args, OPTIONS_NOT_2X, "{}: not for steps of MindFormers 2.x", "leave it out")
+    return step
 
 
 def _allowed(text: str) -> Allow:

@@ -1,6 +1,7 @@
 """Plans for configurations of MindFormers 2.x: the policy is written as 2.x sections."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from mindswap.config.nodes import Document
@@ -23,6 +24,10 @@ from mindswap.simulator.step_model_2x import StepModel2x, distance_of
 
 # Keys that `plan` adds where nothing else fits: mindswap's own executor, and pieces of the loss.
 ENGINE, CHUNKS = ("mindswap", SWAP_ENGINE), ("model", "chunk_loss_num")
+# Chunks of layers in each pipeline stage.
+CHUNKS_PER_STAGE = ("parallelism", "pipeline_parallel_interleave_num")
+# What `plan` says where it plans without swap for them.
+NO_SWAP_NOTE = "no swap: neither MindFormers nor mindswap swaps pipeline stages of several chunks"
 
 
 def is_model_2x(model: StepModel) -> bool:
@@ -61,6 +66,31 @@ def with_own_engine(document: Document, text: str) -> Document:
     return parse_document(text, document.file)
 
 
+def allow_for_stages(document: Document, allow: Allow) -> Allow:
+    """Return the means that a plan of a file may use: nobody swaps pipeline stages of several chunks of layers.
+
+    Args:
+        document: a configuration of MindFormers 2.x.
+        allow: means that the plan may use.
+
+    Raises:
+        PlanError: nothing is left.
+    """
+    node = document.get(*CHUNKS_PER_STAGE)
+    if node is None or not allow.swap or not _has_chunks(document):
+        return allow
+    if not allow.recompute:
+        raise PlanError(
+            f"{node.location}: {'.'.join(CHUNKS_PER_STAGE)}: neither MindFormers nor mindswap swaps pipeline stages of "
+            "several chunks\n    allowed: 1 with swap\n    fix:     --allow recompute"
+        )
+    return replace(allow, swap=False)
+
+
+def _has_chunks(document: Document) -> bool:
+    return document.count("parallelism", "pipeline_parallel") > 1 and document.count(*CHUNKS_PER_STAGE) > 1
+
+
 def with_swappable_stages(document: Document, allow: Allow) -> Document:
     """Return a configuration whose plan may swap: with pipeline stages MindFormers refuses, and mindswap swaps.
 
@@ -69,7 +99,7 @@ def with_swappable_stages(document: Document, allow: Allow) -> Document:
         allow: means that the plan may use.
     """
     has_stages = document.count("parallelism", "pipeline_parallel") > 1
-    if not allow.swap or not has_stages or document.value(*ENGINE) == OWN_ENGINE:
+    if not allow.swap or not has_stages or _has_chunks(document) or document.value(*ENGINE) == OWN_ENGINE:
         return document
     changed = {**document.data(), ENGINE[0]: _own_engine_section(document)}
     return document_from_data(changed, document.file, document)

@@ -23,10 +23,12 @@ from mindswap.features.plan.pynative import (
     chunked_text,
     with_chunks,
     with_own_engine,
+    with_swappable_stages,
 )
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.written import planned_text
 from mindswap.features.simulate import LoadedStep
+from mindswap.planner.problem import Allow
 from mindswap.policy.formats.mindformers2.settings import OWN_ENGINE
 from mindswap.report.tables import format_table
 from mindswap.units import format_bytes
@@ -124,7 +126,7 @@ def plan_with_changes(
     attempts = plan_with_trainer(budget_bytes, make, report_status, num_cards)
     if attempts[-1].fits or attempts[-1].failure:
         return attempts
-    for change, document in _changed_documents(step, may_swap):
+    for change, document in changed_documents(step, may_swap):
         report_status(f"nothing fits; {change}")
         changed = plan_with_trainer(budget_bytes, make_changed(document), report_status, num_cards)
         if changed[-1].fits:
@@ -132,13 +134,13 @@ def plan_with_changes(
     return attempts
 
 
-def _changed_documents(step: LoadedStep, may_swap: bool) -> Iterator[tuple[str, Document]]:
+def changed_documents(step: LoadedStep, may_swap: bool) -> Iterator[tuple[str, Document]]:
     """Yield configurations that need less memory, and what is changed, in words."""
     has_chunks = step.document.value(*CHUNKS) or step.document.value("model", "calculate_per_token_loss")
     text, counts = step.config_text(), () if has_chunks else CHUNK_COUNTS
     for count in counts:
         words = f"with the loss in {count} pieces (model.chunk_loss_num: {count})"
-        yield words, with_chunks(step.document, text, count)
+        yield words, with_swappable_stages(with_chunks(step.document, text, count), Allow(swap=may_swap))
     if not may_swap or step.document.value(*ENGINE) == OWN_ENGINE:
         return
     words = f"with the swap of mindswap ({'.'.join(ENGINE)}: {OWN_ENGINE})"

@@ -9,14 +9,20 @@ import pytest
 import yaml
 
 from mindswap import cli
+from mindswap.config.parse import parse_document
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun import graph_mode_text
 from mindswap.features.dryrun.trainer_config import trainer_request
+from mindswap.features.plan.pynative import with_swappable_stages
+from mindswap.features.plan.step_planner import StepPlanner
+from mindswap.features.plan.trainer_plans import changed_documents
+from mindswap.features.plan.written import planned_text
 from mindswap.features.recorded_2x import trace_key
 from mindswap.features.step_2x import load_step_2x, with_cards
 from mindswap.graph.capture_cache import cached, open_data_cache
+from mindswap.planner.problem import Allow, Objective
 from mindswap.pynative.trace import dump_trace, load_trace
 from mindswap.rules.checker import check_pynative
 
@@ -108,6 +114,65 @@ def test_with_pipeline_stages_a_plan_swaps_with_mindswap(record, tmp_path, capsy
     assert planned.simulated.peaks_bytes[1] == last_bytes
     for command in ("inspect", "compare"):
         assert cli.main([command, str(target)]) == 0, capsys.readouterr().err
+
+
+STAGED = {
+    "training": {"global_batch_size": 8},
+    "model": {"model_type": "deepseek_v3", "num_hidden_layers": 8},
+}
+
+
+@pytest.mark.parametrize("may_swap", [True, False])
+def test_a_plan_with_the_loss_in_pieces_swaps_stages_with_mindswap_too(record, tmp_path, may_swap):
+    """A file with another number of pieces keeps the engine that its stages need, and the plan can be written."""
+    file = tmp_path / "staged.yaml"
+    file.write_text(yaml.safe_dump(document(parallelism={"pipeline_parallel": 2}, **STAGED).data()))
+    allow = Allow(swap=may_swap, recompute=not may_swap)
+    record(load_document(file), 2)
+    step = load_step_2x(with_swappable_stages(load_document(file), allow), None, None, {})
+    changed = [each for _, each in changed_documents(step, may_swap)]
+    assert [each.value("model", "chunk_loss_num") for each in changed] == [4, 16]
+    for each in changed:
+        assert (each.value("mindswap", "swap_engine") == "mindswap") is may_swap
+        record(each, 2)
+        planned = load_step_2x(each, None, None, {})
+        plan = StepPlanner(planned, allow).plan(planned.simulate().peak_bytes - (16 << 20), Objective.TIME)
+        written = parse_document(planned_text(plan.step, plan.plan, str(file)), str(file))
+        assert plan.fits and not check_pynative(written).errors
+        assert (written.value("mindswap", "swap_engine") == "mindswap") is may_swap
+        assert written.value("model", "chunk_loss_num") == each.value("model", "chunk_loss_num")
+
+
+def test_stages_of_several_chunks_are_planned_without_swap(record, tmp_path, capsys):
+    parallelism = {"pipeline_parallel": 2, "pipeline_parallel_interleave_num": 2}
+    file = tmp_path / "chunks.yaml"
+    file.write_text(yaml.safe_dump(document(parallelism=parallelism, **STAGED).data()))
+    record(load_document(file), 1)
+    kept_bytes = load_step_2x(load_document(file), None, None, {}).simulate().peak_bytes
+    words = ["plan", str(file), "--memory", f"{kept_bytes - (16 << 20)}B", "--no-verify"]
+    assert cli.main(words) == 0
+    output = capsys.readouterr().out
+    assert "nor mindswap swaps pipeline stages of several chunks" in output and "prefetch" not in output
+    assert cli.main([*words, "--allow", "swap"]) == 1
+    assert f"{file}:" in capsys.readouterr().err
+
+
+def test_a_baseline_that_swaps_stages_needs_the_engine_for_it(record, tmp_path, capsys):
+    file, own = tmp_path / "staged.yaml", tmp_path / "own.yaml"
+    for path, more in ((file, {}), (own, {"mindswap": {"swap_engine": "mindswap"}})):
+        path.write_text(yaml.safe_dump(document(parallelism={"pipeline_parallel": 2}, **STAGED, **more).data()))
+        record(load_document(path), 2)
+    assert cli.main(["compare", str(file), "swap-everything"]) == 1
+    assert "does not swap pipeline stages" in capsys.readouterr().err
+    assert cli.main(["compare", str(own), "swap-everything"]) == 0
+
+
+@pytest.mark.parametrize("option", ["--sweep", "--explain", "--simple", "--pin mlp=swap", "--objective memory"])
+def test_options_for_graph_mode_are_refused_for_a_recorded_step_too(tmp_path, capsys, option):
+    path = tmp_path / "step.json"
+    path.write_bytes(gzip.decompress((DATA / "qwen3_2x_step.json.gz").read_bytes()))
+    assert cli.main(["plan", str(path), *option.split()]) == 1
+    assert "not for steps of MindFormers 2.x" in capsys.readouterr().err
 
 
 def test_each_engine_is_simulated_as_it_swaps(record, tmp_path, capsys):

@@ -160,6 +160,45 @@ def test_layers_of_pipeline_stages(setting, num_stages, rules):
     assert [rule for *_, rule in found] == rules
 
 
+WITH_SWAP = "swap: {enable: True, layer_swap: [{layers: [0]}]}\nmindswap: {swap_engine: mindswap}"
+
+
+@pytest.mark.parametrize(
+    ("keys", "text", "rules"),
+    [
+        ("pipeline_parallel: '2'", "", ["stage-layers"]),
+        ("pipeline_parallel: 0", "", ["stage-layers"]),
+        ("pipeline_parallel: [2]", "", ["stage-layers"]),
+        ("pipeline_parallel: True", "", ["stage-layers"]),
+        ("pipeline_parallel: 4", "", ["stage-layers"]),
+        ("pipeline_parallel: 3", "", []),
+        ("pipeline_parallel: 3, pipeline_parallel_interleave_num: 2", "", []),
+        ("pipeline_parallel: 2, pipeline_parallel_interleave_num: 2", "", ["stage-layers"]),
+        ("pipeline_parallel: 2, pipeline_parallel_layers_per_stage: ['0-1', '2-5']", "", []),
+        ("pipeline_parallel: 2, pipeline_parallel_layers_per_stage: [3, 3]", "", ["stage-layers"]),
+        ("pipeline_parallel: 2, pipeline_parallel_layers_per_stage: ['0-1', '2', '3-5']", "", ["stage-layers"]),
+        ("pipeline_parallel: 2, pipeline_parallel_layers_per_stage: ['0-2', '2-5']", "", ["stage-layers"]),
+        ("pipeline_parallel: 2, pipeline_parallel_layers_per_stage: ['0-2', '3-4']", "", ["stage-layers"]),
+        ("pipeline_parallel: 2, pipeline_parallel_layers_per_stage: ['0-2', '5-3']", "", ["stage-layers"]),
+        ("pipeline_parallel: 2, pipeline_parallel_layers_per_stage: x", "", ["stage-layers"]),
+        ("pipeline_parallel: 2, pipeline_parallel_schedule: GPipe", "", []),
+        ("pipeline_parallel: 2, pipeline_parallel_schedule: zbv", "", ["stage-schedule"]),
+        ("pipeline_parallel: 2, pipeline_parallel_schedule: 7", "", ["stage-schedule"]),
+        ("pipeline_parallel: 1, pipeline_parallel_schedule: zbv", "", []),
+        ("pipeline_parallel: 3, pipeline_parallel_interleave_num: 2", WITH_SWAP, ["stage-chunks"]),
+        ("pipeline_parallel: 3", WITH_SWAP, []),
+    ],
+)
+def test_pipeline_stages_that_cannot_be_made(keys, text, rules):
+    header = (
+        f"training: {{}}\nparallelism: {{{keys}}}\n"
+        "model: {model_type: deepseek_v3, num_hidden_layers: 6}\n"
+    )  # fmt: skip
+    found = found_2x(text or "recompute: {mode: full, full_recompute_layer: [0]}", header, model=None)
+    assert [rule for *_, rule in found] == rules
+    assert all(line == -1 for line, *_ in found)
+
+
 def test_every_problem_says_what_is_allowed_or_how_to_mend_it():
     for text, *_ in DEFECTS + MORE:
         for problem in check_2x(text).problems:
