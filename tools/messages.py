@@ -48,6 +48,7 @@ SOURCES = (
     "files.py",
     "graph/analysis/execution_order.py",
     "planner",
+    "graph/analysis/execution_order.py",
     "policy/cell_tree.py",
     "policy/coverage.py",
     "policy/equivalence.py",
