@@ -8,7 +8,7 @@ Of a step of one micro-batch the backend has one order of execution for forward 
 - zeros to which the gradients of `IndexSelect` are added. They are ready at any time; in dry runs those of the first
   operator that selects tokens for experts are there from its forward on, most others from backward on.
 
-See docs/internals/notes.md#operators-of-backward-in-forward.
+In dry runs of layers with swap they run in backward. See docs/internals/notes.md#operators-of-backward-in-forward.
 """
 
 from collections.abc import Iterator
@@ -30,6 +30,8 @@ def run_early(graph: Graph) -> Graph:
     Args:
         graph: a step of one micro-batch at `jit_level: O0`.
     """
+    if any(node.op == "MoveTo" for node in graph.forward):
+        return graph
     copies = {node.name: node for node in _untied_copies(graph)}
     zeros = {gradient.name: select for gradient, select in _early_sums(graph)}
     if not copies and not zeros:

@@ -54,5 +54,8 @@ def test_a_copy_waits_for_what_its_first_reader_reads_besides():
 
 
 def test_other_steps_are_unchanged():
+    swapping = step()
+    swapping = replace(swapping, forward=(*swapping.forward, node("out", "MoveTo", "gate")))
+    assert run_early(swapping) is swapping
     before = graph([node("x", "Mul")], [node("y", "Mul", "x_b")], saved="x")
     assert run_early(before) is before
