@@ -205,3 +205,11 @@ def test_what_another_version_recorded_is_not_taken(tmp_path, monkeypatch):
     assert trace_key(document()) == usual  # no step is recorded with these
     monkeypatch.setenv("MINDSWAP_ANY_VERSION", "1")
     assert trace_key(document()) != usual
+
+
+def test_a_trace_is_of_one_stage(tmp_path, capsys):
+    staged = document(parallelism={"pipeline_parallel": 2}, model={"model_type": "deepseek_v3"})
+    file = tmp_path / "staged.yaml"
+    file.write_text(yaml.safe_dump(staged.data()))
+    assert cli.main(["trace", str(file), "-o", str(tmp_path / "step.json")]) == 1
+    assert "parallelism.pipeline_parallel: a trace is of one rank with all layers" in capsys.readouterr().err
