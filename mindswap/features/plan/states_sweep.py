@@ -27,12 +27,15 @@ class StatesSweep:
     def bound(self) -> list[tuple[int, int]]:
         """Return points of the lower bound for both places: device memory in bytes, and the least step time in ns.
 
-        No bound rises with memory, so that of both places is the lowest of the points with as much memory or less.
+        At the points of each place the other one has a bound of its own, if anything fits there; the lower one holds.
         """
         points: list[tuple[int, int]] = []
-        for budget_bytes, bound_ns in sorted(point for sweep in self.sweeps.values() for point in sweep.bound()):
-            points.append((budget_bytes, min(bound_ns, points[-1][1]) if points else bound_ns))
-        return points
+        for place, sweep in self.sweeps.items():
+            others = [other for other_place, other in self.sweeps.items() if other_place != place]
+            for budget_bytes, bound_ns in sweep.bound():
+                bounds = [other.bound_ns(budget_bytes) for other in others]
+                points.append((budget_bytes, min([bound_ns, *(bound for bound in bounds if bound is not None)])))
+        return sorted(points)
 
 
 def merge_sweeps(sweeps: Mapping[bool, Sweep], reason: str = "") -> StatesSweep:
