@@ -136,10 +136,12 @@ def test_five_layers_put_together_from_three_are_five_layers(compared, name):
     if name == "whole layers":  # the mask is made again in each of the five layers
         assert result["compiled"]["operators"] - result["complete"]["operators"] == 2 * 5
         return
-    peaks = [result[form].pop("peak") for form in ("complete", "compiled")]
+    peaks, steps = ([result[form].pop(figure) for form in ("complete", "compiled")] for figure in ("peak", "step"))
     assert result["complete"] == result["compiled"]
-    if name == "layer swap" and peaks[0] != peaks[1]:
+    assert steps[0] == pytest.approx(steps[1], rel=0.005)
+    if name == "layer swap" and (peaks[0], steps[0]) != (peaks[1], steps[1]):
         pytest.xfail(
-            "memory is taken in the order of launch, which differs where layers are put together; not understood"
+            "memory is taken, and copies are waited for, in the order of launch, which differs where layers are put "
+            "together; not understood"
         )
-    assert peaks[0] == peaks[1]
+    assert (peaks[0], steps[0]) == (peaks[1], steps[1])

@@ -98,7 +98,7 @@ def test_the_demo_says_what_comes_and_how_long_it_takes():
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert "installing MindSpore and MindFormers into $(VENV): about 3 minutes, once" in makefile
     assert re.search(r"demo:.*\(\d+ to \d+ min; the first time installs MindSpore", makefile)
-    assert "It takes one to three minutes." in (ROOT / "docs" / "plan.md").read_text("utf-8")  # a sweep
+    assert "This takes one to three minutes." in (ROOT / "docs" / "plan.md").read_text("utf-8")  # a sweep
 
 
 def test_no_option_beside_memory_reads_like_a_share_of_it(typed):

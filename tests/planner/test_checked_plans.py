@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from plan_sweeps import MODELS
 
 from mindswap.config.parse import parse_document
-from mindswap.config.source import load_document
+from mindswap.config.source import load_document, use_folder
 from mindswap.features.plan import StepPlanner, make_plan, planned_text
 from mindswap.features.plan.tidy import num_new_warnings
 from mindswap.features.step import Step, load_step, settings_of
@@ -105,6 +106,21 @@ def test_a_plan_that_keeps_everything_needs_no_swap():
     text = planned_text(step, plan.plan, "planned.yaml")
     checked = check_document(parse_document(text, "planned.yaml"))
     assert not checked.is_swap_enabled and not checked.errors
+
+
+def test_a_plan_is_written_for_a_model_that_is_in_a_folder(tmp_path):
+    """The file alone has no experts, and may not divide them."""
+    data = yaml.safe_load(CONFIGS["qwen3_moe_small"].read_text("utf-8"))
+    model = data["model"]["model_config"]
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    data["model"]["model_config"] = {"seq_length": model["seq_length"]}
+    data["parallel_config"]["expert_parallel"] = 2
+    data["pretrained_model_dir"] = str(tmp_path / "missing")
+    (tmp_path / "moe.yaml").write_text(yaml.safe_dump(data))
+    with use_folder(str(tmp_path)):
+        step = recorded_step("qwen3_moe_small", tmp_path / "moe.yaml")
+        plan = make_plan(step, step.device.usable_memory_bytes)
+        assert yaml.safe_load(planned_text(step, plan.plan, "planned.yaml"))["swap_config"] == {"swap": False}
 
 
 def record(name: str) -> None:

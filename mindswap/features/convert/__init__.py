@@ -12,7 +12,7 @@ from mindswap.config.pipeline_layout import LayoutError, read_pipeline
 from mindswap.config.problem import Level, Location, Problem, find_errors, sort_problems
 from mindswap.config.render import COMMAND_LINE
 from mindswap.config.section_edits import rewrite_section
-from mindswap.config.source import BASE_CONFIG, load_document
+from mindswap.config.source import BASE_CONFIG, load_document, with_model_of_folder
 from mindswap.errors import DataError, LaunchError, PolicyError
 from mindswap.features.convert.stage_counts import Converted, Request, load_trees, to_index_form
 from mindswap.features.convert.versions import VERSIONS, Rewritten, convert_versions
@@ -94,7 +94,7 @@ def convert_config(
         text = rewrite_section(text, name, value, converted.comments.get(name), document.file)
     problems = converted.problems
     if document.root is not None:  # without CONFIG there is no complete configuration to check
-        written = parse_document(text, request.target)
+        written = with_model_of_folder(parse_document(text, request.target))
         problems = (*problems, *check_document(written, num_layers).problems)
     return Rewritten(text, sort_problems(problems), {"sections": converted.sections})
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
+from mindswap.config.source import with_model_of_folder
 from mindswap.errors import PlanError, PolicyError
 from mindswap.features.plan.pynative import is_model_2x, planned_text_2x
 from mindswap.features.simulate import LoadedStep
@@ -60,7 +61,7 @@ def planned_text(step: LoadedStep, plan: Plan, target: str) -> str:
         text = rewrite_for_swap(text, file_document, step.document)
     text = write_plan(text, step.document, plan, step.model.captured.num_layers, step.device.title)
     num_layers = step.model.captured.num_layers if step.path is None else None
-    checked = check_document(parse_document(text, target), num_layers)
+    checked = check_document(with_model_of_folder(parse_document(text, target)), num_layers)
     if checked.policy != policy:  # None with errors
         raise PlanError(f"the plan cannot be written to {target}\n{format_problems(checked.errors)}")
     return text
