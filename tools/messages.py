@@ -48,7 +48,6 @@ SOURCES = (
     "files.py",
     "graph/analysis/execution_order.py",
     "planner",
-    "graph/analysis/execution_order.py",
     "policy/cell_tree.py",
     "policy/coverage.py",
     "policy/equivalence.py",

@@ -98,7 +98,7 @@ CHINESE = {
     "pynative-select-with-full": "`mode: full` 时 `select_module` 不起作用。",
     "pynative-shared-inputs": "MindFormers 2.0.0 会释放各层共用的 rotary cos 和 sin；2.1.0 已修复。",
     "pynative-single-mapping": "`layer_swap` 或 `op_swap` 是一个映射而不是列表。",
-    "pynative-stage-layers": "层不能分配到流水线的各 stage：层数不能整除，或条目数与 stage 数不同。",
+    "pynative-stage-layers": "层不能分配到流水线的各 stage：MindFormers 停止，或训练另一个模型。",
     "pynative-swap-below-recompute": "`op_swap` 命名的 cell 在整层重计算的层中，或在被重计算的 cell 之下：不会 SWAP。",
     "pynative-swap-of-recomputed": "层或 cell 既重计算又 SWAP：此时只移动它的输入。",
     "pynative-unchecked-select": "`select_module` 与 `full_recompute_layer` 并存且命名了不存在的层：被不作提示地丢弃。",

@@ -17,7 +17,6 @@ from mindswap.graph.analysis.saved_tensors import Label, Names, find_boundary_op
 from mindswap.graph.analysis.weight_copies import find_weight_casts
 from mindswap.graph.layer_paths import assign_layer_indices
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.passes.early_backward import run_early
 from mindswap.graph.passes.fusion import merge_equal
 from mindswap.graph.passes.gather import gather_weights
 from mindswap.graph.passes.gradient_order import find_gradient_pairs, order_weight_gradients
@@ -150,7 +149,6 @@ class CompiledLayers:
         communicating_after = {name for name, entries in collectives if not all(entry.is_before for entry in entries)}
         ordered = order_halves(graph, communicating_first, communicating_after)
         ordered = merge_half_gradients(ordered) if self._has_micro_steps else ordered
-        ordered = run_early(ordered) if self._has_early_gradients else ordered
         if not self.prediction:
             num_layers = count_layers(ordered)
             if find_start_operators(ordered, forward_segments(ordered, num_layers), num_layers):

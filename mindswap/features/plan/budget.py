@@ -7,6 +7,8 @@ from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Objective, Plan, Plan
 from mindswap.planner.session import LOSS_PERMILLE
 from mindswap.simulator.cost.budget import MemoryBudget, budget_of_device, has_margin
 from mindswap.simulator.cost.hardware import SET_BY_USER, without_fragments
+from mindswap.simulator.layer_swap_2x import LayerSwapModel2x
+from mindswap.simulator.step_model_2x import StepModel2x
 from mindswap.units import format_bytes, parse_bytes
 
 
@@ -18,9 +20,12 @@ def make_problem(
 ) -> PlanProblem:
     """Build the input of the planner. Arguments as for `make_plan`."""
     device = step.device
+    budget_bytes = find_budget(step, memory)[0]
+    if not isinstance(step.model, (LayerSwapModel2x, StepModel2x)):  # peaks of those have no fragments
+        budget_bytes = without_fragments(device, budget_bytes)
     return PlanProblem(
         model=step.model,
-        budget_bytes=without_fragments(device, find_budget(step, memory)[0]),
+        budget_bytes=budget_bytes,
         host_bytes=pinnable_bytes(device.host_memory_bytes),
         num_cards_per_node=device.num_cards_per_node,
         allow=allow,

@@ -198,18 +198,18 @@ def _verify_in_subprocess(
         return PlanVerdict(True, "verified: the compiled graph follows the plan"), {}
     layers = answer.data["layers"]
     faults = dict.fromkeys(text for layer in layers for text in _find_ineffective_names(layer))
-    if not answer.data.get("optimizer_states", {"ok": True})["ok"]:
+    if answer.data.get("optimizer_states", {"ok": True})["ok"] is False:
         faults["optimizer: {swap: True} is not done as asked"] = None
     verdict = PlanVerdict(False, "; ".join(["the compiled graph does NOT do what the plan asks", *faults]))
     ineffective: dict[int, set[str]] = {}
     for layer in layers:
-        if layer["without_effect"]:
+        if layer.get("without_effect"):
             ineffective[layer["layer"]] = {entry["entry"] for entry in layer["without_effect"]}
-    has_others = any(layer[key] for layer in layers for key in OTHER_FAULTS)
+    has_others = any(layer.get(key) for layer in layers for key in OTHER_FAULTS)
     return verdict, {} if has_others else ineffective
 
 
 def _find_ineffective_names(layer: Mapping[str, Any]) -> list[str]:
-    """Format the findings of `verify --json` on a layer."""
-    faults = [f"{key.replace('_', ' ')}: {name}" for key in OTHER_FAULTS for name in layer[key]]
-    return faults + [f"without effect: {entry['entry']}" for entry in layer["without_effect"]]
+    """Format the findings of `verify --json` on a layer; that of a file without swap lacks some."""
+    faults = [f"{key.replace('_', ' ')}: {name}" for key in OTHER_FAULTS for name in layer.get(key, ())]
+    return faults + [f"without effect: {entry['entry']}" for entry in layer.get("without_effect", ())]

@@ -22,6 +22,7 @@ from mindswap.planner.planning import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, YOURS, Allow, Compared, Objective, Plan, PlanProblem
 from mindswap.planner.recompute_counts import counted_sections, in_first_layers, swaps_nothing
 from mindswap.planner.session import PlanSession
+from mindswap.planner.simple import MAX_ENTRIES, num_entries
 from mindswap.planner.solver.search import Progress
 from mindswap.planner.staged_plan import plan_staged
 from mindswap.planner.sweep import bound_curve, sweep_budgets
@@ -97,17 +98,14 @@ class StepPlanner:
         rows = map(self._free(written).compared, plan.compared)
         plan = replace(plan, compared=(*self._file_row(written), *rows))
         if written.differs:
-            plan = self._fastest(written, plan)
-        if not step.device.leaves_fragments:
-            device = step.device  # gaps of planned addresses are those of this plan alone
-        else:
+            plan = self._fastest(written, plan, MAX_ENTRIES if simple else None)
+        least_bytes = plan.least_budget_bytes
+        # Gaps of planned addresses are those of this plan alone, and of steps of 2.x fragments are not simulated.
+        if step.device.leaves_fragments and not is_model_2x(step.model):
+            least_bytes = with_fragments(device, least_bytes)
             fragments = f"fragments of the pool, which maps no pages: {device.fragments_permille / 10:g} % of the peak"
             source = f"{source}; {fragments}" if source else fragments
-        plan = replace(
-            plan,
-            budget_bytes=budget_bytes,
-            least_budget_bytes=with_fragments(device, plan.least_budget_bytes),
-        )
+        plan = replace(plan, budget_bytes=budget_bytes, least_budget_bytes=least_bytes)
         return StepPlan(step, problem, plan, source, usable_budget(step, memory))
 
     def _free(self, written: WrittenPolicies) -> WrittenPolicies:
@@ -126,18 +124,30 @@ class StepPlanner:
             return ()
         problem = replace(written.problem, model=step.model)
         try:
-            evaluation = WrittenPolicies(step, problem, written.budget_bytes).evaluate(step.policy)
+            of_file = WrittenPolicies(step, problem, written.budget_bytes)
+            evaluation = of_file.evaluate(step.policy, has_swap=step.policy.is_swap_enabled)
         except SimulationError:  # `simulate` reports the reason; the plan replaces this policy in any case
             return ()
         figures = (evaluation.step_time_ns, evaluation.peak_bytes, evaluation.fits)
         return (Compared(YOURS, *figures, policy=step.policy),)
 
-    def _fastest(self, written: WrittenPolicies, plan: Plan) -> Plan:
-        """Return the plan, or a compared policy that is faster as it is written, for example compiled without swap."""
+    def _fastest(self, written: WrittenPolicies, plan: Plan, max_entries: int | None) -> Plan:
+        """Return the plan, or a compared policy that is faster as it is written, for example compiled without swap.
+
+        Args:
+            written: evaluates policies as they are written.
+            plan: the plan of the search.
+            max_entries: of the policy; None for any number.
+        """
         plan = _with_bounds_of_rows(plan, is_pinned=bool(self.allow.pinned))
         if written.problem.objective is not Objective.TIME or plan.is_interrupted:
             return plan
-        rows = [row for row in plan.compared if row.policy is not None and row.fits and self._is_candidate(row.policy)]
+        rows = [
+            row
+            for row in plan.compared
+            if row.policy is not None and row.fits and self._is_candidate(row.policy)
+            and (max_entries is None or num_entries(row.policy) <= max_entries)
+        ]  # fmt: skip
         best = min(rows, key=lambda row: row.step_time_ns, default=None)
         if best is None or best.policy is None or (plan.fits and plan.step_time_ns <= best.step_time_ns):
             return plan

@@ -38,11 +38,16 @@ class WrittenPolicies:
         is_recompiled = settings.sharding.num_ranks > 1 and has_single_micro_step(self.step.document)
         return self.step.device.leaves_fragments or settings.plans_memory or is_recompiled
 
-    def evaluate(self, policy: Policy) -> Evaluation:
-        """Evaluate a policy as it is written: with the peaks that `simulate` shows of the file, against the budget."""
+    def evaluate(self, policy: Policy, *, has_swap: bool | None = None) -> Evaluation:
+        """Evaluate a policy as it is written: with the peaks that `simulate` shows of the file, against the budget.
+
+        Args:
+            policy: in layer indices.
+            has_swap: whether the file has `swap: True`; None for as `plan` writes the policy.
+        """
         if not self.differs:
             return evaluate(self.problem, policy)
-        has_swap = self.step.is_swap_written(policy)
+        has_swap = self.step.is_swap_written(policy) if has_swap is None else has_swap
         model = (self.step if has_swap else self.step.as_compiled_without_swap()).model
         evaluation = evaluate(replace(self.problem, model=model), policy)
         peaks_bytes = evaluation.stage_peak_bytes

@@ -251,7 +251,7 @@ class LoadedStep:
         """
         chosen = self.policy if policy is None else policy
         require("policy", chosen, Policy)
-        has_swap = self.is_swap_written(chosen)
+        has_swap = chosen.is_swap_enabled if policy is None else self.is_swap_written(chosen)
         model = (self.as_compiled_with_swap() if has_swap else self.as_compiled_without_swap()).model
         try:
             simulated = model.simulate(chosen)

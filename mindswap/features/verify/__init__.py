@@ -163,7 +163,14 @@ def _with_states(
     def make() -> Verification:
         return Verification(*verify_states(document, checked, rank, brief))
 
-    states = cached_result(document, policy, (Verification,), make, use_cache, ask="states", rank=rank, brief=brief)
+    try:
+        states = cached_result(document, policy, (Verification,), make, use_cache, ask="states", rank=rank, brief=brief)
+    except LaunchError as error:
+        if not verification.matches_policy:  # what the graph does otherwise is known
+            text = f"{verification.text}\n\noptimizer states: not verified: {error}"
+            data = {**verification.data, "optimizer_states": {"ok": None, "reason": str(error)}}
+            return Verification(False, text, data, verification.log_lines)
+        raise
     is_ok = verification.matches_policy and states.matches_policy
     data = {**verification.data, "ok": is_ok, "optimizer_states": states.data}
     return Verification(is_ok, f"{verification.text}\n\n{states.text}", data, verification.log_lines)

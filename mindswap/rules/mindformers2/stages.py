@@ -49,7 +49,7 @@ def model_without_stages(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def stage_layers(context: Context2x) -> Iterator[Finding]:
-    """The layers cannot be divided into the pipeline stages that the file asks for, so MindFormers stops.
+    """The layers cannot be divided into the pipeline stages of the file: MindFormers stops, or trains other ones.
 
     The stages are a whole number, and so are the chunks of each. With `auto` their product divides the layers; a list
     has one text of layers for each stage, such as '0-3', or '0-1,4-5' for two chunks. `null` is refused.
@@ -104,19 +104,21 @@ def _find_wrong_lists(context: Context2x, node: DocumentNode, num_stages: int, n
         text = f"{len(node.items)} entries" if node.items is not None else show(node)
         yield Finding(node.location, f"{path}: {text} for {num_stages} stages", allowed, f"{LAYERS}: auto")
         return
-    bounds: list[tuple[int, int]] = []
+    stages: list[list[tuple[int, int]]] = []
     for item in node.items:
         of_stage = _layer_bounds(item.value)
         if len(of_stage) != num_chunks or any(first > last for first, last in of_stage):
             message = f"{path}: {show(item)} is not a text with the layers of {format_count(num_chunks, 'chunk')}"
             yield Finding(item.location, message, allowed, f"{LAYERS}: auto")
             return
-        bounds += of_stage
+        stages.append(of_stage)
     num_layers = _num_layers(context)
-    wrong = None if num_layers is None else _first_misplaced(bounds, num_layers)
+    in_order = [stage[chunk] for chunk in range(num_chunks) for stage in stages]  # activations pass them in this order
+    wrong = None if num_layers is None else _first_misplaced(in_order, num_layers)
     if num_layers is not None and wrong is not None:
-        message = f"{path}: layer {wrong} is not in exactly one stage"
-        yield Finding(node.location, message, f"each of the layers 0 to {num_layers - 1} once", f"{LAYERS}: auto")
+        message = f"{path}: layer {wrong} is in no stage, in two, or out of order"
+        allowed = f"each of the layers 0 to {num_layers - 1} once, in the order of the stages, first chunks first"
+        yield Finding(node.location, message, allowed, f"{LAYERS}: auto")
 
 
 def _layer_bounds(value: object) -> list[tuple[int, int]]:
@@ -127,9 +129,9 @@ def _layer_bounds(value: object) -> list[tuple[int, int]]:
 
 
 def _first_misplaced(bounds: Iterable[tuple[int, int]], num_layers: int) -> int | None:
-    """Return a layer that is in no range, in two, or not in the model; None if the ranges divide the layers."""
+    """Return a layer that is in no range, in two, out of order or not in the model; None if there is none."""
     expected = 0
-    for first, last in sorted(bounds):
+    for first, last in bounds:
         if first != expected:
             return min(first, expected)
         expected = last + 1

@@ -160,6 +160,7 @@ def test_layers_of_pipeline_stages(setting, num_stages, rules):
     assert [rule for *_, rule in found] == rules
 
 
+TWO_CHUNKS = "pipeline_parallel: 2, pipeline_parallel_interleave_num: 2, pipeline_parallel_layers_per_stage"
 WITH_SWAP = "swap: {enable: True, layer_swap: [{layers: [0]}]}\nmindswap: {swap_engine: mindswap}"
 
 
@@ -180,7 +181,10 @@ WITH_SWAP = "swap: {enable: True, layer_swap: [{layers: [0]}]}\nmindswap: {swap_
         ("pipeline_parallel: 2, pipeline_parallel_layers_per_stage: ['0-2', '2-5']", "", ["stage-layers"]),
         ("pipeline_parallel: 2, pipeline_parallel_layers_per_stage: ['0-2', '3-4']", "", ["stage-layers"]),
         ("pipeline_parallel: 2, pipeline_parallel_layers_per_stage: ['0-2', '5-3']", "", ["stage-layers"]),
+        ("pipeline_parallel: 2, pipeline_parallel_layers_per_stage: ['3-5', '0-2']", "", ["stage-layers"]),
         ("pipeline_parallel: 2, pipeline_parallel_layers_per_stage: x", "", ["stage-layers"]),
+        (f"{TWO_CHUNKS}: ['0-1,3', '2,4-5']", "", []),
+        (f"{TWO_CHUNKS}: ['0-1,2', '3,4-5']", "", ["stage-layers"]),
         ("pipeline_parallel: 2, pipeline_parallel_schedule: GPipe", "", []),
         ("pipeline_parallel: 2, pipeline_parallel_schedule: zbv", "", ["stage-schedule"]),
         ("pipeline_parallel: 2, pipeline_parallel_schedule: 7", "", ["stage-schedule"]),
