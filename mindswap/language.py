@@ -38,7 +38,7 @@ _PLACEHOLDER = re.compile(r"\{(\d+)\}")
 _COLUMNS = re.compile(r"( {2,})")
 _LABEL = re.compile(r"(\w+): +(.*)")
 # A number or a name, as in `{0} layers`: no blanks, no punctuation at the end.
-_VALUE = re.compile(r"\d[\d ,.%x+-]*|[\[{(].*[\])}]|[\w.\\/:'\"+*=~-]*[\w'\"*%]")
+_VALUE = re.compile(r"\d[\d ,.%x+-]*|[\[{(].*[\])}]|[\w.\\/:'\"+*=~\[\]-]*[\w'\"*%\]]")
 # Words that are left of an English sentence, of which only parts are known.
 _ENGLISH = re.compile(r"(?<![\w.\\'/])[a-z]{2,} [a-z]{2,}(?![\w.\\'/])")
 # Seconds before a line of progress.
@@ -159,7 +159,8 @@ class Catalogue:
     def _translate_parts(self, text: str) -> str:
         """Translate the parts of a text that punctuation separates, if one of them is known."""
         for separator, chinese in (("; ", "；"), (": ", "："), (", ", "，")):
-            outside = re.escape(separator) + r"(?![^\[\]]*\])"  # not within [1, 32, 4096]
+            # Not within [1, 32, 4096], nor in or before the braces of YAML: `mindswap: {swap_engine: mindswap}`.
+            outside = re.escape(separator) + r"(?!\{)(?![^\[\]]*\])(?![^{}]*\})"
             first, *others = re.split(outside, text, maxsplit=int(separator == ": "))
             if others:
                 head = first if separator == ": " and _KEY.fullmatch(first) else self._translate(first)

@@ -8,6 +8,7 @@ from mindswap.features.compare import baseline_of
 from mindswap.features.plan import make_plan
 from mindswap.features.step import Step
 from mindswap.planner.problem import YOURS, Allow
+from mindswap.planner.simple import MAX_ENTRIES, num_entries
 from mindswap.policy.coverage import BASELINES
 from tests.planner.test_checked_plans import CONFIGS, recorded_step
 
@@ -59,3 +60,12 @@ def test_a_plan_shows_what_simulate_shows(name, setting, allow, tmp_path):
             plan.step_time_ns,
             written.actual_peaks_bytes,
         )
+
+
+@pytest.mark.long
+def test_a_simple_plan_has_few_entries_where_rows_are_evaluated_as_they_are_written(tmp_path):
+    """The unrestricted plan is a row, too, and faster."""
+    step = step_with("qwen2_0_5b", O1, tmp_path)
+    kept, least = (step.simulate(baseline_of(each, step)).actual_peak_bytes for each in ("none", "full-recompute"))
+    plan = make_plan(step, round(least + (kept - least) * 0.3), simple=True)
+    assert plan.fits and num_entries(plan.policy) <= MAX_ENTRIES
