@@ -90,7 +90,7 @@ def test_a_sweep_has_both_places(step, monkeypatch):
     points = swept.bound()
     assert points[0][0] == min(sweep.plans[0].least_budget_bytes for sweep in swept.sweeps.values())
     assert all(before[1] >= after[1] for before, after in pairwise(points))
-    for budget_bytes, bound_ns in points:
+    for budget_bytes, bound_ns in points[:: max(1, len(points) // 4)]:  # each takes seconds
         bounds = [sweep.bound_ns(budget_bytes) for sweep in swept.sweeps.values()]
         assert bound_ns <= min((bound for bound in bounds if bound is not None), default=bound_ns)
     pinned = StatesPlanner(step, pins=[read_pin("optimizer=swap")]).sweep()
