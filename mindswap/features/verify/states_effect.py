@@ -20,7 +20,7 @@ from mindswap.rules.checker import CheckResult
 from mindswap.units import format_bytes, format_count
 
 HEADER = ("optimizer states", "without swap", "on the card", "copied to the card", "copied back", "as asked")
-ON_CPU = "optimizer.swap: without effect: with device_target: CPU all optimizer states are in host memory"
+ON_CPU = "optimizer.swap: with device_target: CPU all optimizer states are in host memory anyway, and nothing is copied"
 ALL_COPIED = "the optimizer copies every state to the card and back"
 NOTHING_MOVES = "optimizer: {swap: True} has NO effect: the states are on the card during the whole step"
 IN_PART = "optimizer: {swap: True} is NOT done as asked: every state should be copied to the card and back"
@@ -94,13 +94,13 @@ def verify_states(document: Document, checked: CheckResult, rank: int | None, br
         brief: leave out the dry run without `optimizer.swap`.
 
     Returns:
-        Whether the states are on the host as asked, the report as text, and as JSON data.
+        Whether the states are on the host as asked (on CPU they always are), the report as text, and as JSON data.
 
     Raises:
         LaunchError: a dry run is not possible here, or the backend failed.
     """
     if is_on_cpu(document):
-        return False, ON_CPU, {"ok": False, "reason": ON_CPU}
+        return True, ON_CPU, {"ok": True, "reason": ON_CPU}
     report_status = PhaseLines(time.monotonic(), sys.stderr)
     swapped = _dry_run(document, checked, rank or 0, report_status)
     plain = None

@@ -176,12 +176,12 @@ def test_an_option_about_memory_is_never_silent(tmp_path):
     path = tmp_path / "run.sh"
     path.write_text(
         "torchrun pretrain_gpt.py --num-layers 8 --recompute-activations \\\n  --smart-swap \\\n"
-        "  --offload-everything --enable-share-memory --lr 1 --pipeline-model-parallel-siz 2\n"
+        "  --offload-everything --enable-share-memory --lr 1 --pipeline-model-parallel-siz 2 --reuse-fp32-param\n"
     )
     options = find_other_options(path.read_text().split())
     assert [(option.name, option.level) for option in options] == [
         ("--smart-swap", Level.ERROR), ("--offload-everything", Level.ERROR),
-        ("--pipeline-model-parallel-siz", Level.WARNING),
+        ("--pipeline-model-parallel-siz", Level.WARNING), ("--reuse-fp32-param", Level.WARNING),
     ]  # fmt: skip
     assert outcome(str(path), "llama") == [
         "error: --smart-swap: has no counterpart in MindFormers", "error: --offload-everything: is not known",

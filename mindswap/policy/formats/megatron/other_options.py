@@ -11,6 +11,7 @@ from mindswap.policy.formats.megatron.options import OPTIONS
 # A missing letter gives 0.98 to 0.99 (`--num-layers-per-virtual-pipeline-stag` of a script of MindSpeed-LLM); the two
 # options that are most alike, --decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers, give 0.93.
 LEAST_LIKENESS = 0.95
+NOT_READ = "saves memory there, has no counterpart in MindFormers and is left out"
 
 
 class OtherOption(NamedTuple):
@@ -23,7 +24,9 @@ class OtherOption(NamedTuple):
 
 
 def find_other_options(words: Iterable[str]) -> Iterator[OtherOption]:
-    """Yield options about memory that are not known, or have no counterpart; and misspelled ones as warnings.
+    """Yield options about memory that are not known or have no counterpart; misspelled ones are warnings.
+
+    So are options about other memory than that of activations and optimizer states, such as that of the loss.
 
     Args:
         words: the words of a command.
@@ -36,6 +39,8 @@ def find_other_options(words: Iterable[str]) -> Iterator[OtherOption]:
         close_matches = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=LEAST_LIKENESS)
         if name in data["no_counterpart"]:
             yield OtherOption(name, Level.ERROR, "has no counterpart in MindFormers", data["no_counterpart"][name])
+        elif name in data["not_read"]:
+            yield OtherOption(name, Level.WARNING, NOT_READ, data["not_read"][name])
         elif any(word in name for word in data["words"]):
             yield OtherOption(name, Level.ERROR, "is not known", close_matches[0] if close_matches else "delete it")
         elif close_matches:

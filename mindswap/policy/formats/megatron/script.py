@@ -160,7 +160,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
         line += token.count("\n")
         if kind == "end" and not depth:
             if statement.strip():
-                yield start, statement.strip()
+                yield start, _strip(statement)
             statement, start = "", line
         elif kind == "double":
             statement += _ESCAPED.sub(lambda escaped: escaped[0].replace("\\\n", ""), token)
@@ -169,4 +169,11 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
                 depth = max(0, depth + (1 if token == "(" else -1))
             statement += " " if token in ("\n", "\\\n") else token
     if statement.strip():
-        yield start, statement.strip()
+        yield start, _strip(statement)
+
+
+def _strip(statement: str) -> str:
+    """Strip a statement, but for a blank after a last backslash: the shell reads that as an argument and ends there."""
+    stripped = statement.strip()
+    num_backslashes = len(stripped) - len(stripped.rstrip("\\"))
+    return f"{stripped} " if num_backslashes % 2 else stripped

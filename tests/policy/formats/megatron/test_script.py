@@ -71,6 +71,7 @@ def test_the_line_of_an_option_is_not_that_of_a_comment():
         ("--num-layers=32", ["32"]),
         ("--num-layers \\\n 32\n", ["32"]),
         ("--num-layers \\\r\n 32\r\n", ["32"]),
+        ("--num-layers 32 --tied \\ \n    --num-stages 2\n", ["32"]),  # a blank after the backslash ends the command
         ("ARGS='--num-layers 32'\n", ["32"]),
         ('N=32\nARGS="--num-layers $N"\nCMD="python x.py ${ARGS}"\nsrun sh -c "$CMD"', ["32"]),
         ("export N=32; python x.py --num-layers $N &", ["32"]),
