@@ -29,6 +29,8 @@ def deciding_operators(graph: Graph, node: Node) -> Iterator[Node]:
     if not node.name.endswith(ARRIVAL_SUFFIX):
         yield node
         return
+    if node.op == "Slice":  # inserted before a norm; the slice needs as much memory as the tensor that it is made from
+        return
     # Of several inserted communications of one tensor the compiler keeps the last (merge_comm.cc).
     yield from graph.index.forward_readers.get(node.name, ())[-1:]
     producer = graph.index.forward_nodes.get(node.inputs[0])

@@ -206,9 +206,9 @@ def _unresolved_arrivals(table: SplitTable) -> Iterator[Redistribution]:
 
 
 def _recomputed_norm_casts(table: SplitTable) -> Iterator[tuple[str, tuple[str, Node]]]:
-    """Yield recomputed casts whose output is gathered for a norm, as (name in backward, (name in forward, norm)).
+    """Yield recomputed casts whose output is redistributed for a norm, as (name in backward, (name in forward, norm)).
 
-    Nothing reads them in backward, because the gathered tensor is saved
+    Nothing reads them in backward, because the gathered or sliced tensor is saved
     (docs/internals/notes.md#saved-casts-before-norms).
     """
     recomputed_casts = {
@@ -216,11 +216,9 @@ def _recomputed_norm_casts(table: SplitTable) -> Iterator[tuple[str, tuple[str, 
     }
     for redistribution in table.redistributions:
         name = recomputed_casts.get(redistribution.producer, "")
-        is_gathered = classify(redistribution.consumer.op) is OpClass.NORM and num_shards(
-            redistribution.after
-        ) < num_shards(redistribution.before)
+        is_of_norm = classify(redistribution.consumer.op) is OpClass.NORM
         gradients = (node for node in table.graph.backward if node.origin == redistribution.consumer.name)
-        if name and is_gathered and any(name in node.inputs for node in gradients):
+        if name and is_of_norm and any(name in node.inputs for node in gradients):
             yield name, (redistribution.producer, redistribution.consumer)
 
 

@@ -32,8 +32,8 @@ class BackwardSplits(ForwardSplits):
         """Return the splits of a gradient without a strategy of its own."""
         if node.op in RESHAPING_OPS and len(node.outputs) == 1:
             return [self._reshaped_split(node, operands[0])]
-        if node.op in SPLIT_PASSING_OPS:
-            return [operands[0].split] * len(node.outputs)
+        if node.op in SPLIT_PASSING_OPS:  # a gradient that is redistributed is so before its cast
+            return [self._operand_split(node) or operands[0].split] * len(node.outputs)
         if node.op == "AllGather":  # the gradient of a ReduceScatter has the split of its input
             return [self._operand_split(node)]
         gradient = self._gradient_split(node, operands)

@@ -438,11 +438,11 @@ def test_one_number_is_nothing_to_cut():
     assert op("two", "Split", "x", (1,), (2, 1)).has_tensor_output
 
 
-def norm_of_a_cast(norm_strategy):
-    """Sequence-parallel: a cast of half of the tokens, which runs again, and a norm behind it."""
+def norm_of_a_cast(norm_strategy, num_parts=2):
+    """Sequence-parallel: a cast of half of the tokens, which is recomputed, and a norm that reads it."""
     return graph(
-        op("h", "Neg", "x", (8, 4), in_strategy=((2, 1),)),
-        op("cast", "Cast", "h", (8, 4), in_strategy=((2, 1),)),
+        op("h", "Neg", "x", (8, 4), in_strategy=((num_parts, 1),)),
+        op("cast", "Cast", "h", (8, 4), in_strategy=((num_parts, 1),)),
         op("norm", "RmsNorm", "cast gamma", (8, 4), (8, 1), in_strategy=norm_strategy),
         backward=[
             op("tied", "Depend", "h_b grad", (8, 4)),
@@ -465,6 +465,35 @@ def test_what_a_norm_gathers_is_kept_though_the_cast_before_it_would_run_again()
     assert ("cast:arrived", "cast_again:arrived") in {
         (saved.forward_name, saved.backward_name) for saved in sharding.graph.saved
     }
+
+
+def test_a_norm_keeps_its_slice_of_a_recomputed_cast():
+    """Of the first layer, whose input is not split (dry run of docs/long_sequences.md)."""
+    sharding = shard_graph(norm_of_a_cast(((2, 1), (1,)), num_parts=1))
+    found = shapes(sharding)
+    assert (found["cast"], found["cast:arrived"]) == ((8, 4), (4, 4))
+    assert [(node.op, node.inputs) for node in sharding.graph.backward] == [
+        ("RmsNormGrad", ("grad", "cast_again:arrived"))
+    ]
+    assert [node.op for node in sharding.graph.forward] == ["Neg", "Cast", "Slice", "RmsNorm"]
+
+
+def test_a_gradient_is_scattered_before_its_cast():
+    """The last layer hands half of the tokens on, and the norm after it reads all."""
+    step = graph(
+        op("h", "Neg", "x", (8, 4), in_strategy=((2, 1),)),
+        op("cast", "Cast", "h", (8, 4)),
+        op("norm", "RmsNorm", "cast gamma", (8, 4), (8, 1), in_strategy=((1, 1), (1,))),
+        backward=[
+            op("dnorm", "RmsNormGrad", "grad", (8, 4), (4,), origin="norm"),
+            op("dx", "TupleGetItem", "dnorm zero", (8, 4), origin="norm"),
+            op("dcast", "Cast", "dx", (8, 4), origin="cast"),
+        ],
+        types={"x": (8, 4), "gamma": (4,), "grad": (8, 4)},
+        zero=0,
+    )
+    found = shapes(shard_graph(step))
+    assert (found["cast"], found["dx"], found["dcast"]) == ((4, 4), (8, 4), (4, 4))
 
 
 def test_a_norm_that_gathers_nothing_has_its_cast_run_again():
