@@ -17,6 +17,7 @@ from mindswap.graph.analysis.saved_tensors import Label, Names, find_boundary_op
 from mindswap.graph.analysis.weight_copies import find_weight_casts
 from mindswap.graph.layer_paths import assign_layer_indices
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.ops import RANDOM_OPS
 from mindswap.graph.passes.fusion import merge_equal
 from mindswap.graph.passes.gather import gather_weights
 from mindswap.graph.passes.gradient_order import find_gradient_pairs, order_weight_gradients
@@ -67,6 +68,10 @@ class CompiledLayers:
         # With several micro-batches a cast of a weight is recomputed with a cell around it, not if a policy names it
         # (docs/internals/notes.md#recomputed-weight-casts).
         self._computed_once = find_weight_casts(self.graph) if self._has_micro_steps else frozenset()
+        # Operators of recomputed cells that are kept: with one micro-batch Dropout
+        # (docs/internals/notes.md#dropout-in-recomputed-cells).
+        random = (node.name for node in self.graph.forward if node.op in RANDOM_OPS)
+        self._kept = frozenset() if self._has_micro_steps else frozenset(random)
         # Operators of the layers for multi-token prediction that recompute of the last layer recomputes, if full.
         self.prediction = find_recomputable(self.graph)
         self.reads_caches = cache_readers(self.graph)  # operators that cannot be recomputed with split sequences
@@ -130,7 +135,7 @@ class CompiledLayers:
         return self._rewrite(graph, replace(settings, recomputed=settings.recomputed | self.prediction))
 
     def _rewrite(self, graph: Graph, settings: NodeSettings) -> Graph:
-        rewritten = rewrite_graph(graph, settings)
+        rewritten = rewrite_graph(graph, replace(settings, recomputed=settings.recomputed - self._kept))
         return rewritten if self.gradient_pairs is None else order_weight_gradients(rewritten, self.gradient_pairs)
 
     def _refuse_caches(self, recomputed: Iterable[str]) -> None:

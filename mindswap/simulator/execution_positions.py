@@ -28,8 +28,17 @@ class PositionCounter:
     num_deferred: dict[str, int] = field(default_factory=dict)  # operator that runs once in a step -> positions
 
     def note_view(self, node: Node, op_list: OpList) -> None:
-        """Record an operator without a kernel; its positions are those of the next operator of the list."""
-        self.num_pending[op_list] += count_view(self.graph, node)
+        """Record an operator without a kernel; its positions are those of the next operator of the list.
+
+        Args:
+            node: the operator.
+            op_list: its list.
+        """
+        positions = count_view(self.graph, node)
+        if self.is_single and op_list.is_per_step:  # they count with the reader
+            self.num_deferred[node.name] = positions + sum(self.num_deferred.pop(name, 0) for name in node.inputs)
+        else:
+            self.num_pending[op_list] += positions
 
     def take(self, node: Node, op_list: OpList) -> int:
         """Return the positions of an operator, with those of views before it.
@@ -47,6 +56,16 @@ class PositionCounter:
             return 0
         return positions
 
+    def with_remaining(self, op_list: OpList, ops: list[BlockOp | UntimedOp]) -> list[BlockOp | UntimedOp]:
+        """Return the operators of a list with the positions of views after the last one.
+
+        Args:
+            op_list: the list.
+            ops: all of its operators.
+        """
+        positions = self.num_pending.pop(op_list, 0)
+        return _with_positions(ops, len(ops) - 1, positions) if positions and ops else ops
+
 
 def with_gradient_launch(ops: Sequence[BlockOp | UntimedOp], producer: int) -> list[BlockOp | UntimedOp]:
     """Return the operators with the position that the reduction of a gradient, or its sum, has after its producer.
@@ -55,8 +74,11 @@ def with_gradient_launch(ops: Sequence[BlockOp | UntimedOp], producer: int) -> l
         ops: operators of backward.
         producer: position of the operator that computes the gradient.
     """
-    following = min(producer + 1, len(ops) - 1)
-    op = ops[following]
-    positions = op.positions + 1
+    return _with_positions(ops, min(producer + 1, len(ops) - 1), 1)
+
+
+def _with_positions(ops: Sequence[BlockOp | UntimedOp], index: int, added: int) -> list[BlockOp | UntimedOp]:
+    op = ops[index]
+    positions = op.positions + added
     counted = op._replace(positions=positions) if isinstance(op, UntimedOp) else replace(op, positions=positions)
-    return [*ops[:following], counted, *ops[following + 1 :]]
+    return [*ops[:index], counted, *ops[index + 1 :]]

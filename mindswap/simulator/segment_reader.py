@@ -10,7 +10,7 @@ from mindswap.graph.analysis.saved_tensors import Label, Names
 from mindswap.graph.analysis.work import Work, WorkMeter
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
-from mindswap.graph.passes.fusion import Fusion, find_fusions, find_unwritten
+from mindswap.graph.passes.fusion import Fusion, adds_zero, find_fusions, find_unwritten
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.passes.half_gradients import MERGED_MARK
 from mindswap.graph.ring_attention import RING, list_rounds
@@ -88,6 +88,7 @@ class StepReader:
         self._note_unwritten(unwritten, graph.backward, segments)
         for node, segment in zip(graph.backward, segments, strict=True):
             self._read(node, OpList(segment, False))
+        self.ops = {op_list: self.counter.with_remaining(op_list, ops) for op_list, ops in self.ops.items()}
         self._note_copies()
         self._note_gradients()
 
@@ -146,6 +147,8 @@ class StepReader:
         if node.op in VIEW_OPS or node.op == "MoveTo":
             self.values[node.name] = self.values.get(node.inputs[0], ())
             self.counter.note_view(node, op_list)
+        elif self.is_fused and adds_zero(node) and node.name not in self.collectives:
+            self.values[node.name] = self.values.get(node.inputs[0], ())  # the backend removes it
         elif node.op == "TupleGetItem":
             members = self.values.get(node.inputs[0], ())
             index = self.graph.constants.get(node.inputs[1], 0)

@@ -1,5 +1,9 @@
+from dataclasses import replace
+
+import pytest
+
 from mindswap.graph.analysis.liveness import LayerSample
-from mindswap.policy.model import Policy
+from mindswap.policy.model import Layers, Policy
 from mindswap.simulator.captured_step import CapturedStep
 from mindswap.simulator.compiled_layers import CompiledLayers
 from tests.builders import layer
@@ -50,3 +54,36 @@ def test_names_under_which_backward_holds_what_an_operator_makes():
     assert compiled(has_all_tags=True).holder_names(Policy(), 0) == {("wq.cast", "wk.cast"): (("wq.cast", "wk.cast"),)}
     apart = compiled(has_all_tags=False).holder_names(Policy(), 0)
     assert apart == {("wq.cast",): (("wq.cast",),), ("wk.cast",): (("wk.cast",),)}
+
+
+@pytest.mark.parametrize(("num_micro_batches", "saved"), [(1, ["dropped"]), (2, ["x"])])
+def test_dropout_is_recomputed_with_its_cell_only_with_several_micro_batches(num_micro_batches, saved):
+    """Dry runs of MindSpore 2.9.0 (docs/internals/notes.md#dropout-in-recomputed-cells).
+
+    x -> projection -> dropout -> norm, whose input backward reads; the next operator is after the layers.
+    """
+    tree = layer("""
+        projection
+          matmul*
+        dropout
+          dropout*
+        norm
+          cast*
+          norm*
+    """)
+    step = graph(
+        [
+            node("x", "Add", "a b", layer=None, cell_path=""),
+            node("projected", "MatMul", "x w", cell_path="projection", paths=("projection.matmul",)),
+            node("dropped", "Dropout", "projected", cell_path="dropout", paths=("dropout.dropout",)),
+            node("cast", "Cast", "dropped", cell_path="norm", paths=("norm.cast",)),
+            node("normed", "RmsNorm", "cast", cell_path="norm", paths=("norm.norm",)),
+            node("end", "Mul", "normed", layer=None, cell_path=""),
+        ],
+        [node("grad", "RmsNormGrad", "cast_b", cell_path="norm")],
+        saved="cast",
+    )
+    source = CapturedStep(LayerSample((0,), (0,)), (tree,), step)
+    layers = CompiledLayers(source, replace(SETTINGS, num_micro_batches=num_micro_batches))
+    full = Policy(is_swap_enabled=True, layer_recompute=Layers((0,)))
+    assert [entry.forward_name for entry in layers.rewritten(full, 0).saved] == saved

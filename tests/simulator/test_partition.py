@@ -327,6 +327,13 @@ def test_a_reshape_has_a_position_which_counts_with_the_next_operator():
     assert blocks.layers[1].arrays.forward.positions.tolist() == [1, 1, 1, 2]
 
 
+def test_a_reshape_that_ends_a_layer_counts_with_its_last_operator():
+    forward = list(GRAPH.forward)
+    at = next(i for i, n in enumerate(forward) if n.name == "add1")
+    forward.insert(at + 1, node("view", "Reshape", "add1", layer=1, cell_path=""))
+    assert positions(cut(replace(GRAPH, forward=tuple(forward))).layers[1].forward) == [1, 1, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("rule", "count"), [(GradientRule(), 1), (GradientRule(is_shared=True), 2), (GradientRule(is_summed=True), 2)]
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import COMPILER_OPS, FUSED_OPS, FUSED_READERS, REDISTRIBUTION_OPS, VIEW_OPS, is_kernel
-from mindswap.graph.passes.fusion import is_along_first, is_moved
+from mindswap.graph.passes.fusion import adds_zero, is_along_first, is_moved
 
 LAUNCHED_VIEWS = VIEW_OPS - COMPILER_OPS
 # AllGather and StridedSlice between three Reshapes.
@@ -25,7 +25,8 @@ ROTATION_NOTE = "compiled with use_rope_slice: True, because BatchMatMul does no
 def count_view(graph: Graph, node: Node) -> int:
     """Return the number of positions of an operator without a kernel; 0 for one that the backend does not launch.
 
-    A Reshape of backward whose output is smaller than its input is the gradient of one that gathers.
+    A Reshape whose output is smaller than its input stands for a ReduceScatter: in backward as the gradient of one that
+    gathers, in forward after a partial sum.
     """
     if node.op not in LAUNCHED_VIEWS or not node.inputs:
         return 0
@@ -78,8 +79,9 @@ def _joined(nodes: Sequence[Node]) -> Iterator[str]:
     """Yield the operators of one pass that a later one joins."""
     position = {node.name: at for at, node in enumerate(nodes)}
     members = {node.name: node.inputs for node in nodes if node.op == "MakeTuple"}
+    members |= {node.name: node.inputs[:1] for node in nodes if adds_zero(node)}  # the backend removes it
     for at, reader in enumerate(nodes):
-        if reader.op not in FUSED_READERS:
+        if reader.op not in FUSED_READERS or adds_zero(reader):
             continue
         for name in (member for value in reader.inputs for member in members.get(value, (value,))):
             before = position.get(name, at)

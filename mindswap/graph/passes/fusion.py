@@ -75,7 +75,7 @@ class Fusion:
 
 
 def find_unwritten(graph: Graph) -> dict[str, str]:
-    """Return the values that are never written to memory, each with the operator that consumes it, or with itself.
+    """Return the values that are never written to memory, each with the operator that consumes it.
 
     Only direct readers count: a Reshape in between separates the kernels (a dry run of MindSpore 2.9.0 has
     GraphKernel_Mul, Reshape, GraphKernel_SiLUGrad).
@@ -84,17 +84,14 @@ def find_unwritten(graph: Graph) -> dict[str, str]:
     for node, reader, is_written in itertools.chain(*_pairs_of(graph)):
         if not is_written and node.name in reader.inputs:
             readers_by_value[node.name] = reader.name
-    for node in itertools.chain(graph.forward, graph.backward):
-        if _adds_zero(node):
-            readers_by_value[node.name] = node.name
     return readers_by_value
 
 
-def _adds_zero(node: Node) -> bool:
+def adds_zero(node: Node) -> bool:
     """Return whether an operator adds zero, as the loss of legacy models does to logits and labels.
 
-    MindFormers marks it, so that the frontend keeps it. Where the backend fuses kernels it removes it: dry runs have no
-    such kernel at `jit_level: O1`, and have it at O0.
+    MindFormers marks it, so that the frontend keeps it. Where the backend fuses kernels it removes it, and its readers
+    read its first input: dry runs have no such kernel at `jit_level: O1`, and have it at O0.
     """
     return node.op == "Add" and node.attributes.get("keep_alive") is True
 
@@ -111,6 +108,8 @@ def _fused_pairs(nodes: Sequence[Node], saved_names: set[str]) -> Iterator[_Fuse
     readers, is_saved_name = _readers(nodes, saved_names, 2)
     for node in nodes:
         users = readers.get(node.name, [])
+        if adds_zero(node):
+            continue
         if node.op in FUSED_OPS and len(users) == 1 and users[0].op in FUSED_READERS and not is_moved(node, users[0]):
             yield node, users[0], node.name in is_saved_name
 
@@ -194,7 +193,7 @@ def _readers(
     readers: dict[str, list[Node]] = {}
     is_saved_name = set(saved_names)
     for node in reversed(nodes):
-        is_passed = node.op in VALUE_PASSING_OPS
+        is_passed = node.op in VALUE_PASSING_OPS or adds_zero(node)
         new_readers = readers.get(node.name, ()) if is_passed else (node,)
         for name in node.inputs:
             value_readers = readers.setdefault(name, [])
