@@ -5,13 +5,12 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from mindspore import nn
 
 from mindswap.adapters.pynative.observers import UNOBSERVED, Observer, read_saved
-from mindswap.adapters.pynative.recompute_whole import recomputing_whole_blocks
+from mindswap.adapters.pynative.recompute_whole import WHOLE_BLOCKS
 from mindswap.adapters.pynative.saved_tensors import frames
 from mindswap.adapters.pynative.threads import SoleThread
 from mindswap.adapters.pynative.values import tensors_in
@@ -103,7 +102,6 @@ class Watch:
         self._last_backward: int | None = None  # layer that began backward last
         self._hooks: list[Hook] = []
         self._handles: list[Any] = []
-        self._forward = ExitStack()  # open during forward
         self.install()
 
     @property
@@ -145,7 +143,7 @@ class Watch:
 
     def remove(self) -> None:
         """Remove the hooks from the network."""
-        self._forward.close()
+        WHOLE_BLOCKS.end(self)
         for hook in self._hooks:
             hook.function = None
         if not _is_in_hook():  # MindSpore would fail otherwise; idle hooks are removed by the next `drop_idle_hooks`
@@ -161,16 +159,16 @@ class Watch:
         self._handles.append(register(self._hooks[-1], **options))
 
     def _begin(self, cell, args, kwargs) -> None:
-        self._forward.close()  # of a pass that broke off
-        self._forward.enter_context(recomputing_whole_blocks())
+        WHOLE_BLOCKS.end(self)  # of a pass that broke off
         self._thread.begin()
         for calls in self._calls:
             calls.num_calls = 0
         self.before_pass()
         self.observer.begin((args, kwargs))
+        WHOLE_BLOCKS.begin(self)  # last: whatever raises before leaves nothing switched
 
     def _end(self, cell, args, outputs) -> None:
-        self._forward.close()
+        WHOLE_BLOCKS.end(self)
         if self._is_watched():
             self._thread.end_forward()
             self.observer.end_forward(outputs)

@@ -6,7 +6,8 @@ mindswap, which asks all tensors for their address before it frees memory.
 """
 
 import importlib
-from contextlib import AbstractContextManager, nullcontext
+import weakref
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, cast
 
 
@@ -15,3 +16,36 @@ def recomputing_whole_blocks() -> AbstractContextManager[Any]:
     module = importlib.import_module("mindspore.common.recompute")
     set_early_stop = getattr(module, "_set_recompute_early_stop", None)
     return nullcontext() if set_early_stop is None else cast(AbstractContextManager[Any], set_early_stop(False))
+
+
+class WholeBlocks:
+    """Recomputation of whole blocks while at least one network runs forward, in whatever order they end.
+
+    MindSpore has one switch for the process, and a context restores the value that it found: of two networks that end in
+    the order in which they began the second one would restore that of the first.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[int, weakref.finalize] = {}  # by `id` of those whose network runs forward
+        self._context = ExitStack()
+
+    def begin(self, owner: object) -> None:
+        """Recompute whole blocks until `end`, or until the owner is freed, as after an error in forward."""
+        if not self._ends:
+            self._context.enter_context(recomputing_whole_blocks())
+        if id(owner) not in self._ends:
+            self._ends[id(owner)] = weakref.finalize(owner, self._discard, id(owner))
+
+    def end(self, owner: object) -> None:
+        """End it for an owner; nothing happens if it has none."""
+        if id(owner) in self._ends:
+            self._ends[id(owner)].detach()
+            self._discard(id(owner))
+
+    def _discard(self, key: int) -> None:
+        del self._ends[key]
+        if not self._ends:
+            self._context.close()
+
+
+WHOLE_BLOCKS = WholeBlocks()
