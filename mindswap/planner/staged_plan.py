@@ -10,26 +10,42 @@ from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.step_model_2x import StepModel2x
 
 
-def plan_staged(problem: PlanProblem, stages: Sequence[StepModel2x], progress: Progress = lambda: None) -> Plan:
+def plan_staged(
+    problem: PlanProblem,
+    stages: Sequence[StepModel2x],
+    progress: Progress = lambda: None,
+    less_bytes: Sequence[int] = (),
+) -> Plan:
     """Search the best policy of each pipeline stage alone, and join them: a stage's memory is that of its own layers.
 
     Args:
         problem: problem of all stages.
         stages: model of each stage.
         progress: see `plan_traced`.
+        less_bytes: what the budget of each stage is lowered by; empty for nothing.
     """
+    less_bytes = less_bytes or [0] * len(stages)
     cards = min(problem.model.settings.num_cards, problem.num_cards_per_node)
-    plan = _plan_stages(problem, stages, progress, problem.host_bytes)
+    plan = _plan_stages(problem, stages, progress, problem.host_bytes, less_bytes)
     if plan.host_bytes > problem.host_bytes and not plan.is_interrupted:
         # Together they take more than the node has: each card gets the same share.
-        plan = _plan_stages(problem, stages, progress, problem.host_bytes // cards)
+        plan = _plan_stages(problem, stages, progress, problem.host_bytes // cards, less_bytes)
     return plan
 
 
-def _plan_stages(problem: PlanProblem, stages: Sequence[StepModel2x], progress: Progress, host_bytes: int) -> Plan:
+def _plan_stages(
+    problem: PlanProblem,
+    stages: Sequence[StepModel2x],
+    progress: Progress,
+    host_bytes: int,
+    less_bytes: Sequence[int],
+) -> Plan:
     """Return the plan of all stages, each planned with `host_bytes` of host memory for its card."""
     alone = replace(problem, host_bytes=host_bytes, num_cards_per_node=1)
-    plans = [plan_traced(replace(alone, model=stage), progress) for stage in stages]
+    plans = [
+        plan_traced(replace(alone, model=stage, budget_bytes=problem.budget_bytes - less), progress)
+        for stage, less in zip(stages, less_bytes, strict=True)
+    ]
     search = ActionSearch(problem, Interruptible(progress))
     search.evaluate_baselines()
     plan = plan_of_search(

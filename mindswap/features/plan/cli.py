@@ -33,7 +33,7 @@ from mindswap.features.plan.batches_cli import (
     run_batches,
 )
 from mindswap.features.plan.make_plans import make_plans
-from mindswap.features.plan.pynative import NO_SWAP_NOTE, allow_for_stages, is_model_2x, with_swappable_stages
+from mindswap.features.plan.pynative import is_model_2x, with_swappable_stages
 from mindswap.features.plan.report import plan_to_json
 from mindswap.features.plan.states import is_states_pin
 from mindswap.features.plan.states_planner import StatesPlanner
@@ -195,7 +195,6 @@ def run(args: argparse.Namespace) -> int:
     if has_batch_options(args):
         return run_batches(args, allowed, target)
     step = _load(args, allowed, target is not None)
-    requested, allowed = allowed, allow_for_stages(step.document, allowed)
     with SearchBar() as bar:
         planner = StatesPlanner(step, allowed, pins)
         if args.sweep:
@@ -203,11 +202,11 @@ def run(args: argparse.Namespace) -> int:
 
         attempts, trained, step_plan = make_plans(args, step, planner, objective, bar)
     gc.freeze()  # data of the search is kept until the end; a collection of it takes half a second
+    warnings = budget_warning(step, step_plan.problem.budget_bytes), objective_warning(step_plan.plan, objective)
+    notes = [note for note in (*warnings, *step.model.caveats, *planner.notes) if note]
     # The plan is printed before files are written, so that an error there does not lose a long search.
     if not args.json:
-        notes = [budget_warning(step, step_plan.problem.budget_bytes), objective_warning(step_plan.plan, objective)]
-        notes += [*step.model.caveats, NO_SWAP_NOTE if allowed != requested else ""]
-        remarks = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
+        remarks = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes)]
         remarks = [line for line in remarks if line]
         print_text("\n".join([step_plan.format(args.verbose), *([""] if remarks else []), *remarks]))
     following = f"next: mindswap {'check' if is_2x(step.document) else 'dryrun'} {target}"
@@ -221,7 +220,7 @@ def run(args: argparse.Namespace) -> int:
     plan = step_plan.plan
     explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
     if args.json:
-        data = plan_to_json(plan, step.device.name, step_plan.sections) | data
+        data = plan_to_json(plan, step.device.name, step_plan.sections) | {"notes": notes} | data
         data |= {"optimizer_states": step_plan.states.to_json()} if step_plan.states is not None else {}
         data |= {"explanation": explanation} if args.explain else {}
         print_data(answer_text("plan", data, is_ok))

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mindswap.command_line.options import device_overrides
@@ -15,7 +15,7 @@ from mindswap.features.plan.dry_runs import DryRunPlan, plan_with_dry_runs
 from mindswap.features.plan.states_planner import StatesPlanner
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.step_planner import StepPlanner
-from mindswap.features.plan.trainer_plans import TrainerAttempt, plan_with_changes
+from mindswap.features.plan.trainer_plans import MakePlan, TrainerAttempt, plan_with_changes
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
 from mindswap.features.step_2x import is_2x, with_cards
@@ -45,20 +45,20 @@ def make_plans(
     budget_bytes = find_budget(step)[0]
     report_status = PhaseLines(time.monotonic(), sys.stderr)
 
-    def make(budget_bytes: int | None) -> StepPlan:
-        return planner.plan(budget_bytes, objective, bar, simple=args.simple)
+    def make(budget_bytes: int | None, less_bytes: Sequence[int] = ()) -> StepPlan:
+        return planner.plan(budget_bytes, objective, bar, simple=args.simple, less_bytes=less_bytes)
 
-    def make_changed(document: Document) -> Callable[[int], StepPlan]:
+    def make_changed(document: Document) -> MakePlan:
         changed = load_step(with_cards(document, args.cards), args.device, device_overrides(args), not args.no_cache)
         other_planner = StepPlanner(changed, planner.allow)
-        return lambda budget_bytes: other_planner.plan(budget_bytes, objective, bar)
+        return lambda budget_bytes, less_bytes: other_planner.plan(
+            budget_bytes, objective, bar, less_bytes=less_bytes
+        )
 
     if args.dry_run:
         attempts = plan_with_dry_runs(budget_bytes, make, report_status)
         return MadePlans(attempts, (), attempts[-1].plan.within(budget_bytes))
     if is_2x(step.document) and not args.no_verify and has_mindformers_2x():
-        trained = plan_with_changes(
-            step, budget_bytes, make, make_changed, report_status, planner.allow.swap, args.cards
-        )
+        trained = plan_with_changes(step, budget_bytes, make, make_changed, report_status, planner.may_swap, args.cards)
         return MadePlans((), trained, trained[-1].plan.within(budget_bytes))
     return MadePlans((), (), make(None))

@@ -26,8 +26,11 @@ from mindswap.simulator.step_model_2x import StepModel2x, distance_of
 ENGINE, CHUNKS = ("mindswap", SWAP_ENGINE), ("model", "chunk_loss_num")
 # Chunks of layers in each pipeline stage.
 CHUNKS_PER_STAGE = ("parallelism", "pipeline_parallel_interleave_num")
-# What `plan` says where it plans without swap for them.
+# Notes of `plan` where it plans without swap for them.
 NO_SWAP_NOTE = "no swap: neither MindFormers nor mindswap swaps pipeline stages of several chunks"
+UPSTREAM_STAGES_NOTE = (
+    f"no swap: MindFormers does not swap pipeline stages; mindswap does, with {'.'.join(ENGINE)}: {OWN_ENGINE}"
+)
 
 
 def is_model_2x(model: StepModel) -> bool:
@@ -67,24 +70,38 @@ def with_own_engine(document: Document, text: str) -> Document:
 
 
 def allow_for_stages(document: Document, allow: Allow) -> Allow:
-    """Return the means that a plan of a file may use: nobody swaps pipeline stages of several chunks of layers.
+    """Return the means that a plan of a file may use: not every swap works with pipeline stages.
 
     Args:
-        document: a configuration of MindFormers 2.x.
+        document: a configuration; those of MindFormers 1.9 may use all.
         allow: means that the plan may use.
 
     Raises:
         PlanError: nothing is left.
     """
-    node = document.get(*CHUNKS_PER_STAGE)
-    if node is None or not allow.swap or not _has_chunks(document):
+    note = no_swap_note(document)
+    if not allow.swap or not note:
         return allow
     if not allow.recompute:
+        key, allowed = (
+            (CHUNKS_PER_STAGE, "1 with swap")
+            if note == NO_SWAP_NOTE
+            else (("parallelism", "pipeline_parallel"), f"1 with swap, or {'.'.join(ENGINE)}: {OWN_ENGINE}")
+        )
         raise PlanError(
-            f"{node.location}: {'.'.join(CHUNKS_PER_STAGE)}: neither MindFormers nor mindswap swaps pipeline stages of "
-            "several chunks\n    allowed: 1 with swap\n    fix:     --allow recompute"
+            f"{document.location_of(*key)}: {'.'.join(key)}: {note}\n"
+            f"    allowed: {allowed}\n    fix:     --allow recompute"
         )
     return replace(allow, swap=False)
+
+
+def no_swap_note(document: Document) -> str:
+    """Return why plans of a file cannot swap; "" if they can."""
+    if not is_2x(document) or document.count("parallelism", "pipeline_parallel") <= 1:
+        return ""
+    if _has_chunks(document):
+        return NO_SWAP_NOTE
+    return "" if document.value(*ENGINE) == OWN_ENGINE else UPSTREAM_STAGES_NOTE
 
 
 def _has_chunks(document: Document) -> bool:

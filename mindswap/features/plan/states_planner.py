@@ -76,6 +76,10 @@ class StatesPlanner:
         allow: means that plans may use; without swap the states stay where the configuration has them.
         pins: decisions of the user for all layers; the one of the pattern `optimizer` is about the states.
 
+    Attributes:
+        notes: why plans use fewer means than requested.
+        may_swap: whether plans swap.
+
     Raises:
         PlanError: as `StepPlanner`, or the pin of the states is not possible.
     """
@@ -89,7 +93,8 @@ class StatesPlanner:
         self.obstacle = find_obstacle(step, not self._is_in_file)
         if self.pinned is not None:
             require_place(self.pinned, self._is_in_file, self.obstacle)
-        self._planner(self._is_in_file if self.pinned is None else self.pinned)  # refuses pins without effect
+        first = self._planner(self._is_in_file if self.pinned is None else self.pinned)  # refuses pins without effect
+        self.notes, self.may_swap = first.notes, first.allow.swap
 
     def plan(
         self,
@@ -98,10 +103,11 @@ class StatesPlanner:
         progress: Progress = lambda: None,
         *,
         simple: bool = False,
+        less_bytes: Sequence[int] = (),
     ) -> StepPlan:
-        """Search a plan within a memory budget. Arguments, result and errors as of `make_plan`."""
+        """Search a plan within a memory budget. Arguments, result and errors as of `StepPlanner.plan`."""
         is_first = self._is_in_file if self.pinned is None else self.pinned
-        first = self._planner(is_first).plan(memory, objective, progress, simple=simple)
+        first = self._planner(is_first).plan(memory, objective, progress, simple=simple, less_bytes=less_bytes)
         if reason := self._find_only_place():
             return self._with_states(first, is_first, reason)
         if reason := self._find_reason_to_keep(first, objective):

@@ -7,7 +7,7 @@ from mindswap.config.step_settings import LAYERS_NOT_INLINED, MAX_INLINED_MICRO_
 from mindswap.errors import PlanError, SimulationError
 from mindswap.features.plan.budget import find_budget, make_problem, usable_budget
 from mindswap.features.plan.groups import unrefuted_least_bytes, with_groups
-from mindswap.features.plan.pynative import is_model_2x, require_known_swap
+from mindswap.features.plan.pynative import allow_for_stages, is_model_2x, no_swap_note, require_known_swap
 from mindswap.features.plan.step_plan import StepPlan
 from mindswap.features.plan.tidy import without_warnings
 from mindswap.features.plan.within_pool import plan_within_pool
@@ -47,6 +47,10 @@ class StepPlanner:
         allow: means that plans may use: swap, recompute or both.
         pins: decisions of the user for all layers.
 
+    Attributes:
+        allow: means that plans use.
+        notes: why they use fewer means than requested.
+
     Raises:
         PlanError: swap alone is allowed and cannot be compiled, mindswap's own swap is to be planned from a trace of
             MindFormers 1.9, or a pin has no effect or contradicts another one.
@@ -58,7 +62,9 @@ class StepPlanner:
 
     def __init__(self, step: LoadedStep, allow: Allow = DEFAULT_ALLOW, pins: Sequence[Pin] = ()):
         require_known_swap(step, allow)
-        self.file_step, self.allow = step, restrict_to_compilable(step, allow)
+        allowed = allow_for_stages(step.document, allow)
+        self.notes = (no_swap_note(step.document),) if allowed != allow else ()
+        self.file_step, self.allow = step, restrict_to_compilable(step, allowed)
         self.step = self._free_step = step.as_compiled_with_swap()
         if pins:
             fixed = pinned_policy(pins, self.step.model, self.allow, step.nameable_trees)
@@ -80,15 +86,24 @@ class StepPlanner:
         progress: Progress = lambda: None,
         *,
         simple: bool = False,
+        less_bytes: Sequence[int] = (),
     ) -> StepPlan:
-        """Search a plan within a memory budget. Arguments, result and errors as of `make_plan`."""
+        """Search a plan within a memory budget. Arguments, result and errors as of `make_plan`.
+
+        Args:
+            memory: see `make_plan`.
+            objective: see `make_plan`.
+            progress: see `make_plan`.
+            simple: see `make_plan`.
+            less_bytes: what the budget of each pipeline stage of MindFormers 2.x is lowered by; empty for nothing.
+        """
         if simple and self.allow.pinned:
             raise PlanError("simple: its entries are whole cells, without pins\n    fix:     leave one of the two out")
         step = self.step
         problem = make_problem(step, memory, self.allow, objective)
         budget_bytes, source = find_budget(step, memory)
         written = WrittenPolicies(step, problem, budget_bytes)
-        search = self._search_of(problem, progress, simple)
+        search = self._search_of(problem, progress, simple, less_bytes)
         plan, device = search(problem), step.device
         if written.differs:
             problem, plan, device = plan_within_pool(written, plan, search)
@@ -190,13 +205,15 @@ class StepPlanner:
             tried = compact(step, search(replace(problem, budget_bytes=budget_bytes)))
         return plan
 
-    def _search_of(self, problem: PlanProblem, progress: Progress, simple: bool) -> Callable[[PlanProblem], Plan]:
+    def _search_of(
+        self, problem: PlanProblem, progress: Progress, simple: bool, less_bytes: Sequence[int]
+    ) -> Callable[[PlanProblem], Plan]:
         """Return the search of one question: a function of the problem, of which the budget may change."""
         if isinstance(self.step.model, LayerSwapModel2x):
             return lambda changed: plan_layers(changed, progress)
         if isinstance(self.step.model, StagedStepModel):
             stages = self.step.model.stages
-            return lambda changed: plan_staged(changed, stages, progress)
+            return lambda changed: plan_staged(changed, stages, progress, less_bytes)
         if isinstance(self.step.model, StepModel2x):
             return lambda changed: plan_traced(changed, progress)
         session = PlanSession(self.planner, problem, progress)

@@ -36,6 +36,8 @@ from mindswap.units import format_bytes
 MAX_ATTEMPTS = 4
 # Pieces of the loss that are tried. On docs/qwen3_2x.yaml 4 need 1375 MiB less than one piece, 16 need 2000 less.
 CHUNK_COUNTS = (4, 16)
+# Returns the plan for a budget, and for what the budget of each pipeline stage is lowered by; in bytes.
+MakePlan = Callable[[int, Sequence[int]], StepPlan]
 HEADER = ("plan for", "step time", "planned peak", "dry run", "fits")
 
 
@@ -65,17 +67,18 @@ class TrainerAttempt:
 
 def plan_with_trainer(
     budget_bytes: int,
-    make: Callable[[int], StepPlan],
+    make: MakePlan,
     report_status: StatusCallback = lambda line: None,
     num_cards: int | None = None,
 ) -> tuple[TrainerAttempt, ...]:
     """Plan and dry run until a plan fits in the dry run.
 
-    After each dry run, the budget of the next plan is reduced by what the dry run needed more than the simulation.
+    After each dry run, the budget of the next plan is reduced by what the dry run needed more than the simulation; with
+    pipeline stages only that of stages that do not fit.
 
     Args:
         budget_bytes: memory budget of each card.
-        make: returns the plan for a budget in bytes.
+        make: returns the plan.
         report_status: called with one line of progress.
         num_cards: cards of the training; None takes those of the configuration.
 
@@ -83,9 +86,9 @@ def plan_with_trainer(
         All attempts; the last one fits, or does not fit in the simulation, or is number `MAX_ATTEMPTS`, or failed.
     """
     attempts: list[TrainerAttempt] = []
-    requested_bytes = budget_bytes
+    requested_bytes, less_bytes = budget_bytes, []
     while len(attempts) < MAX_ATTEMPTS:
-        plan = make(requested_bytes)
+        plan = make(requested_bytes, less_bytes)
         if not plan.fits:
             return (*attempts, TrainerAttempt(requested_bytes, budget_bytes, plan, None))
         try:
@@ -95,16 +98,38 @@ def plan_with_trainer(
         attempts.append(TrainerAttempt(requested_bytes, budget_bytes, plan, report))
         if attempts[-1].fits:
             break
+        if report.stages:
+            used_bytes = [stage.used_peak_bytes for stage in report.stages]
+            less_bytes = lower_stages(less_bytes, budget_bytes, used_bytes, plan.plan.stage_peak_bytes)
+            continue
         excess_bytes = report.step.used_peak_bytes - plan.peak_bytes
         requested_bytes = min(requested_bytes - 1, budget_bytes - excess_bytes)
     return tuple(attempts)
 
 
+def lower_stages(
+    less_bytes: Sequence[int], budget_bytes: int, used_bytes: Sequence[int], planned_bytes: Sequence[int]
+) -> list[int]:
+    """Return what the budget of each pipeline stage is lowered by after a dry run: more where a stage does not fit.
+
+    Args:
+        less_bytes: what it was lowered by so far; empty for nothing.
+        budget_bytes: memory that each stage may take.
+        used_bytes: peak of each stage in the dry run.
+        planned_bytes: peak of each stage in the simulation.
+    """
+    less_bytes = less_bytes or [0] * len(used_bytes)
+    return [
+        max(less + 1, used - planned) if used > budget_bytes else less
+        for less, used, planned in zip(less_bytes, used_bytes, planned_bytes, strict=True)
+    ]
+
+
 def plan_with_changes(
     step: LoadedStep,
     budget_bytes: int,
-    make: Callable[[int], StepPlan],
-    make_changed: Callable[[Document], Callable[[int], StepPlan]],
+    make: MakePlan,
+    make_changed: Callable[[Document], MakePlan],
     report_status: StatusCallback,
     may_swap: bool,
     num_cards: int | None = None,
@@ -117,7 +142,7 @@ def plan_with_changes(
     Args:
         step: the step of the file.
         budget_bytes: memory budget of each card.
-        make: returns the plan of the file for a budget in bytes.
+        make: returns the plan of the file.
         make_changed: returns such a function for another configuration.
         report_status: called with one line of progress.
         may_swap: whether the plan may swap.
