@@ -32,6 +32,7 @@ class Region:
     """A layer or cell that is recomputed, in one micro-batch."""
 
     layer: int
+    path: str  # of the cell, dotted; "" for the layer
     tasks: list[int]  # of forward, ascending
     begin: int  # task of backward before which it runs again
     positions: dict[int, int] = field(default_factory=dict)  # task of forward -> position when it runs again
@@ -43,14 +44,17 @@ class Regions:
     Args:
         index: the tracked step.
         actions: one per layer.
+        is_whole: whether cells run again to their end, as under mindswap's own swap; MindSpore stops after the last
+            tensor that backward needs. Layers always run to their end.
 
     Attributes:
         names: layer and path of the recomputed cell, by operator of forward that it contains.
         by_name: the regions by micro-batch, layer and path; those that save nothing do not run again.
     """
 
-    def __init__(self, index: StepIndex, actions: Sequence[LayerActions]):
+    def __init__(self, index: StepIndex, actions: Sequence[LayerActions], is_whole: bool = False):
         self.index = index
+        self.is_whole = is_whole
         self.names = dict(_region_names(index, actions))
         self.by_name = self._find()
 
@@ -75,10 +79,10 @@ class Regions:
                 for operator, name in self.names.items()
                 if name == (layer, path)
                 for task in self.index.forward_tasks[micro_batch, operator]
-                if not path or task <= last  # a cell stops after the last tensor that it saves
+                if not path or self.is_whole or task <= last
             )
             if tasks:  # the alignment may lack some; then the cell stays as tracked
-                regions[key] = Region(layer, tasks, min(task for _, task in reads))
+                regions[key] = Region(layer, path, tasks, min(task for _, task in reads))
         return regions
 
 

@@ -77,7 +77,7 @@ def schedule_step(
         prefetch: `default_prefetch`, in layers.
         is_own_engine: whether mindswap's own executor swaps, by `LayerActions.distances`; MindFormers does otherwise.
     """
-    regions = Regions(index, actions)
+    regions = Regions(index, actions, is_whole=is_own_engine)
     moves = OwnMoves(index, actions, regions) if is_own_engine else UpstreamMoves(index, actions, regions, prefetch)
     return _Scheduler(index, regions, moves).build()
 
@@ -185,6 +185,9 @@ class _Scheduler:
         """Add a copy, and return its index."""
         own, later = self._spans(micro_batch, move.layer), self._spans(micro_batch, move.later_layer)
         last_use = self._position(move.last_use)
+        waits = [min(reader.positions.values()) for reader in move.readers]
+        if move.first_read >= 0 or not waits:
+            waits.append(self._position(move.first_read))
         self.schedule.copies.append(
             Copy(
                 size_bytes=size_bytes,
@@ -194,7 +197,7 @@ class _Scheduler:
                 forward_end=own[0].last,
                 release=max(later[0].last, last_use),
                 fetch=later[1].first,
-                wait=max(own[1].first, self._position(move.first_read)),
+                wait=max(own[1].first, min(waits)),
             )
         )
         return len(self.schedule.copies) - 1

@@ -6,8 +6,8 @@ several layers read, stay. A tensor that is a part of its storage is copied as a
 backward of i. A weight that is saved as a view, as a transposed one is, is not known as a weight, and moves as well.
 
 mindswap: each entry has its own distance. Storages move as a whole, with the last layer that saves them; weights stay.
-The last layers, which have no layer so far behind them, are freed at the end of the last one. What a recomputed cell
-holds as its input stays.
+The last layers, which have no layer so far behind them, are freed at the end of the last one. An input of a recomputed
+cell moves as well: with hooks on saved tensors, MindSpore saves it as any other tensor.
 """
 
 from abc import ABC, abstractmethod
@@ -28,6 +28,7 @@ class Move:
         slice_bytes: size of a contiguous copy that stays until backward of `layer`; 0 for none.
         last_use: task of forward that the device memory is needed for in any case; -1 for none.
         first_read: task of backward that waits for the copy back; -1 for the first one of `layer`.
+        readers: regions whose recomputation waits for the copy back.
     """
 
     layer: int
@@ -35,6 +36,7 @@ class Move:
     slice_bytes: int = 0
     last_use: int = -1
     first_read: int = -1
+    readers: tuple[Region, ...] = ()
 
 
 class SwapMoves(ABC):
@@ -126,22 +128,32 @@ class OwnMoves(SwapMoves):
 
     def find(self, facts: BlockFacts, home: Region | None) -> Move | None:
         """See `SwapMoves`."""
-        if facts.is_protected or self._is_held(facts, home):
+        if facts.is_protected:
             return None
         savers = [saver for saver, _ in facts.reads if self.regions.of(facts.micro_batch, saver) is None]
-        distances = [distance for saver in savers if (distance := self._distance(saver)) is not None]
+        readers = self._readers(facts, home)
+        distances = [
+            distance
+            for distance in (
+                *map(self._distance_of_operator, savers),
+                *(self._distance(reader.layer, reader.path) for reader in readers),
+            )
+            if distance is not None
+        ]
         if not distances:
             return None
-        layers = {layer for saver in savers if (layer := self.index.trace.operators[saver].layer_index) is not None}
+        operators = self.index.trace.operators
+        layers = {layer for saver in savers if (layer := operators[saver].layer_index) is not None}
+        layers |= {reader.layer for reader in readers}
         producer = self.index.task_of(facts.micro_batch, facts.operator, facts.block.begin)
         if len(layers) > 1 and self.index.layer_of(producer) is None:
             return None  # masks and tables that several layers read
         layer = max(layers)
         later_layer = min(layer + min(distances), self.index.num_layers - 1)
-        first_read = min(task for _, task in facts.reads)
-        return Move(layer, later_layer, 0, max(facts.forward_uses, default=-1), first_read)
+        first_read = min((task for saver, task in facts.reads if saver in savers), default=-1)
+        return Move(layer, later_layer, 0, max(facts.forward_uses, default=-1), first_read, tuple(readers))
 
-    def _distance(self, saver: int) -> int | None:
+    def _distance_of_operator(self, saver: int) -> int | None:
         """Return the distance of the first entry that names an operator; None if none does."""
         operator = self.index.trace.operators[saver]
         if operator.layer_index is None:
@@ -149,10 +161,16 @@ class OwnMoves(SwapMoves):
         distances = self.actions[operator.layer_index].distances
         return next((count for path, count in distances if not path or is_in(operator, [path])), None)
 
-    def _is_held(self, facts: BlockFacts, home: Region | None) -> bool:
-        """Return whether a recomputed cell holds the block as its input."""
+    def _distance(self, layer: int, cell: str) -> int | None:
+        """Return the distance of the first entry that names a cell, or a cell around it; None if none does."""
+        distances = self.actions[layer].distances
+        return next((count for path, count in distances if not path or f"{cell}.".startswith(f"{path}.")), None)
+
+    def _readers(self, facts: BlockFacts, home: Region | None) -> list[Region]:
+        """Return the recomputed layers and cells that have the block as an input."""
+        regions = {}
         for use in facts.forward_uses:
             region = self.regions.of(facts.micro_batch, self.index.memory.tasks[use].operator)
             if region is not None and region is not home:
-                return True
-        return False
+                regions[id(region)] = region
+        return list(regions.values())
