@@ -21,12 +21,12 @@ def recomputing_whole_blocks() -> AbstractContextManager[Any]:
 class WholeBlocks:
     """Recomputation of whole blocks while at least one network runs forward, in whatever order they end.
 
-    MindSpore has one switch for the process, and a context restores the value that it found: of two networks that end in
-    the order in which they began the second one would restore that of the first.
+    MindSpore has one switch for the process, and a context restores the value that it found: of two networks that end
+    in the order in which they began the second one would restore that of the first.
     """
 
     def __init__(self) -> None:
-        self._ends: dict[int, weakref.finalize] = {}  # by `id` of those whose network runs forward
+        self._ends: dict[int, weakref.finalize[..., object]] = {}  # by `id` of those whose network runs forward
         self._context = ExitStack()
 
     def begin(self, owner: object) -> None:

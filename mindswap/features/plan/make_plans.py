@@ -51,9 +51,7 @@ def make_plans(
     def make_changed(document: Document) -> MakePlan:
         changed = load_step(with_cards(document, args.cards), args.device, device_overrides(args), not args.no_cache)
         other_planner = StepPlanner(changed, planner.allow)
-        return lambda budget_bytes, less_bytes: other_planner.plan(
-            budget_bytes, objective, bar, less_bytes=less_bytes
-        )
+        return lambda budget_bytes, less_bytes: other_planner.plan(budget_bytes, objective, bar, less_bytes=less_bytes)
 
     if args.dry_run:
         attempts = plan_with_dry_runs(budget_bytes, make, report_status)

@@ -86,7 +86,8 @@ def plan_with_trainer(
         All attempts; the last one fits, or does not fit in the simulation, or is number `MAX_ATTEMPTS`, or failed.
     """
     attempts: list[TrainerAttempt] = []
-    requested_bytes, less_bytes = budget_bytes, []
+    requested_bytes = budget_bytes
+    less_bytes: Sequence[int] = ()
     while len(attempts) < MAX_ATTEMPTS:
         plan = make(requested_bytes, less_bytes)
         if not plan.fits:
