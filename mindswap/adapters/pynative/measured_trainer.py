@@ -65,6 +65,9 @@ class MeasuredTrainer(Trainer):
         trained_bytes: size of those that are trained.
         state_bytes: size of the optimizer's parameters: float32 weights and states.
         expert_bytes: size of the parameters of experts, with those of the optimizer.
+        expert_weight_bytes: size of the parameters of experts, without those of the optimizer.
+        unit_bytes: size of the parameters of experts, and of others, by what FSDP gathers together: before the layers,
+            of each layer, after them.
     """
 
     def __init__(self, config: dict[str, Any], train_dataset: Any):
@@ -77,9 +80,9 @@ class MeasuredTrainer(Trainer):
         self.weight_bytes = _size_bytes(network.values())
         self.state_bytes = _size_bytes(states.values())
         self.trained_bytes = _size_bytes(weight for weight in network.values() if weight.requires_grad)
-        self.expert_bytes = _size_bytes(
-            each for each in (*network.values(), *states.values()) if ".experts." in f".{each.name}"
-        )
+        self.expert_weight_bytes, _ = _expert_sizes(network.values())
+        self.expert_bytes = self.expert_weight_bytes + _expert_sizes(states.values())[0]
+        self.unit_bytes = [_expert_sizes(unit) for model in self.model for unit in _units_of(model)]
         if isinstance(self.schedule, Schedule1F1B):
             for layer in layers_of(self.model[0]):
                 self._measure_layer(layer)
@@ -243,6 +246,24 @@ def _parameters_of(optimizer: nn.Cell) -> Iterator[ms.Parameter]:
     for value in vars(optimizer).values():
         if isinstance(value, tuple | list):
             yield from (item for item in value if isinstance(item, ms.Parameter))
+
+
+def _units_of(model: nn.Cell) -> Iterator[list[ms.Parameter]]:
+    """Yield the parameters that FSDP gathers together: the embedding, those of each layer, and all others."""
+    layers = [list(layer.get_parameters()) for layer in layers_of(model)]
+    in_layers = {id(weight) for weights in layers for weight in weights}
+    outside = [weight for weight in model.get_parameters() if id(weight) not in in_layers]
+    yield [weight for weight in outside if "embedding" in weight.name]
+    yield from layers
+    yield [weight for weight in outside if "embedding" not in weight.name]
+
+
+def _expert_sizes(parameters: Iterable[ms.Parameter]) -> tuple[int, int]:
+    """Return the bytes of the parameters of experts, and of the others."""
+    sizes = [0, 0]
+    for parameter in parameters:
+        sizes[".experts." not in f".{parameter.name}"] += parameter.nbytes
+    return sizes[0], sizes[1]
 
 
 def _size_bytes(parameters: Iterable[ms.Parameter]) -> int:

@@ -79,6 +79,8 @@ def measured_result(trainer: Any, uses_stand_in: bool) -> dict[str, Any]:
         "state_bytes": trainer.state_bytes,
         "trained_bytes": trainer.trained_bytes,
         "expert_bytes": trainer.expert_bytes,
+        "expert_weight_bytes": trainer.expert_weight_bytes,
+        "unit_bytes": trainer.unit_bytes,
         "added_by_layer": trainer.added_by_layer,
         "added_by_cell": trainer.added_by_cell,
         "layer_indices": trainer.layer_indices,

@@ -11,6 +11,7 @@ from mindswap.features.dryrun.backend import StatusCallback
 from mindswap.features.dryrun.cann_stand_ins import has_cann, prepare_stand_ins
 from mindswap.features.dryrun.depths import DryRunOptions
 from mindswap.features.dryrun.rank_runs import run_folder
+from mindswap.features.dryrun.sharded_rank import ShardedRank, highest_rank, read_shards
 from mindswap.features.dryrun.trainer_config import (
     PARALLEL_KEYS,
     TrainerRequest,
@@ -40,6 +41,8 @@ APPLIED_NOTE = (
     "dry run applies them as with several"
 )
 
+# Settings that `sharded_rank` computes.
+COMPUTED = frozenset({"data_parallel_shard", "expert_parallel"})
 GROUPED_NOTE = "Muon updates weights in groups: the peak of the optimizer is on no line through two depths (--full)"
 
 
@@ -70,6 +73,7 @@ def dry_run_trainer(
     require_valid_2x(document)
     depths = options.layers or (None,)
     requests = [trainer_request(document, depth, num_cards) for depth in sorted(depths, key=lambda depth: depth or 0)]
+    shards = read_shards(document, num_cards)
     budget = budget_of_device(find_costs([document], device, overrides or {}).device)
     require_mindformers_2x(document)
     prepare_stand_ins(report_status)
@@ -85,6 +89,9 @@ def dry_run_trainer(
     num_layers = find_num_layers_2x(document) or steps[-1].num_layers
     step = steps[-1] if len(steps) == 1 else extrapolate(steps[0], steps[1], num_layers)
     is_alone = len(steps) == 1 and step.num_layers != num_layers
+    shown = runs[-1] if len(runs[-1]) > 1 else [step]
+    num_run = requests[-1].sample["num_micro_batches"]
+    rank = None if shards is None or is_alone else highest_rank(shown, shards, num_run)
     return TrainerDryRun(
         title=title,
         num_layers=num_layers,
@@ -94,9 +101,10 @@ def dry_run_trainer(
         budget_bytes=None if is_alone else budget.usable_bytes,
         margin_permille=budget.margin_permille,
         stages=tuple(runs[-1]) if len(runs[-1]) > 1 else (),
+        rank=rank,
         notes=(
             *_stage_notes(document, runs[-1]),
-            *_notes(document, step, num_cards, requests[-1]),
+            *_notes(document, step, num_cards, requests[-1], rank),
             *([GROUPED_NOTE] if len(steps) > 1 and document.value("optimizer", "type") == "Muon" else []),
         ),
     )
@@ -153,6 +161,7 @@ def extrapolate(low: TrainerStep, high: TrainerStep, num_layers: int) -> Trainer
         "state_bytes",
         "trained_bytes",
         "expert_bytes",
+        "expert_weight_bytes",
     )
     sizes: dict[str, Any] = {
         name: on_line(getattr(low, name), getattr(high, name)) for name in (*names, "reserved_bytes")
@@ -200,7 +209,9 @@ def _stage_notes(document: Document, stages: Sequence[TrainerStep]) -> list[str]
     ]
 
 
-def _notes(document: Document, step: TrainerStep, num_cards: int | None, request: TrainerRequest) -> list[str]:
+def _notes(
+    document: Document, step: TrainerStep, num_cards: int | None, request: TrainerRequest, rank: ShardedRank | None
+) -> list[str]:
     notes = [APPLIED_NOTE] if step.set_lines and request.num_stages == 1 else []
     if step.own_swap is not None:
         notes.append(_own_swap_note(step.own_swap))
@@ -209,9 +220,11 @@ def _notes(document: Document, step: TrainerStep, num_cards: int | None, request
     left_out = {
         name: size
         for name, size in find_left_out(document, num_cards).items()
-        if name != "pipeline_parallel" or request.num_stages == 1
+        if (name != "pipeline_parallel" or request.num_stages == 1) and (rank is None or name not in COMPUTED)
     }
     notes += left_out_notes(left_out, step)
+    if rank is None and COMPUTED & left_out.keys() and num_cards is None:
+        notes.append("with --cards N, of the training, a rank with FSDP and expert parallelism is computed")
     count = num_micro_batches(document, num_cards)
     num_run = request.sample["num_micro_batches"]
     if count > num_run:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mindswap.features.dryrun.sharded_rank import ShardedRank, rank_to_json
 from mindswap.features.dryrun.trainer_step import TrainerStep
 from mindswap.policy.wording import index_runs, name_indices
 from mindswap.report.problems import escape
@@ -33,6 +34,7 @@ class TrainerDryRun:
         margin_permille: part of the budget that plans keep free.
         notes: caveats for the reader.
         stages: memory of each pipeline stage; empty without stages.
+        rank: computed memory of a rank with FSDP and expert parallelism; None without, or without `--cards`.
     """
 
     title: str
@@ -44,6 +46,7 @@ class TrainerDryRun:
     margin_permille: int = 0
     notes: tuple[str, ...] = ()
     stages: tuple[TrainerStep, ...] = ()
+    rank: ShardedRank | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -83,6 +86,7 @@ def format_trainer_dry_run(report: TrainerDryRun, other: TrainerDryRun | None = 
     lines += _cell_lines(report.step)
     verdict = describe_budget(report.step.used_peak_bytes, report.budget_bytes, report.margin_permille)
     lines += ["", f"needs {format_bytes(report.step.used_peak_bytes)} without workspace: {verdict}".rstrip(": ")]
+    lines += [line for each in reports for line in _rank_lines(each)]
     notes = dict.fromkeys(note for each in reports for note in each.notes)
     lines += [f"note: {note}" for note in notes]
     libraries = "CANN's own libraries" if report.has_cann else "stand-ins for CANN's libraries"
@@ -134,6 +138,25 @@ def table_rows(steps: Sequence[TrainerStep]) -> list[list[str]]:
     return [[name, *map(_mib, row)] for name, row in sizes.items()]
 
 
+def _rank_lines(report: TrainerDryRun) -> list[str]:
+    """Format the computed memory of a rank with FSDP and expert parallelism; nothing without."""
+    rank = report.rank
+    if rank is None:
+        return []
+    shards = rank.shards
+    divided = f"FSDP over {shards.dense}"
+    if shards.expert_parallel > 1:
+        divided += f", expert_parallel {shards.expert_parallel}"
+    gathered = "of two layers at once" if shards.is_resharded else "of all layers, which stay gathered"
+    verdict = describe_budget(rank.max_peak_bytes, report.budget_bytes, report.margin_permille)
+    return [
+        f"{report.title}, computed, not run: a rank of {format_count(shards.num_cards, 'card')} with {divided} has",
+        f"  {_mib(rank.weight_bytes)} of weights, {_mib(rank.state_bytes)} of float32 weights and states, "
+        f"{_mib(rank.gradient_bytes)} of gradients, {_mib(rank.gathered_bytes)} of all-gathered weights {gathered}",
+        f"  and needs at most {format_bytes(rank.max_peak_bytes)}: {verdict}",
+    ]
+
+
 def _cell_lines(step: TrainerStep) -> list[str]:
     """Format what the forward of each cell adds, largest first: a line for equal layers, and a title."""
     texts = []
@@ -181,6 +204,7 @@ def trainer_dry_run_to_json(report: TrainerDryRun) -> dict[str, Any]:
         "counts_fragments": False,
         "stages": [_stage_to_json(report, step) for step in report.stages or (step,)],
         "notes": list(report.notes),
+        **({"computed_rank": rank_to_json(report.rank)} if report.rank is not None else {}),
     }
 
 

@@ -171,7 +171,7 @@ def read_step(num_layers: int, result: Mapping[str, Any], log: Path, wall_s: flo
     moved = result["moved"]
     names = (
         *("before_bytes", "kept_bytes", "gradient_bytes", "weight_bytes", "state_bytes", "trained_bytes"),
-        *("reserved_bytes", "uses_stand_in", "expert_bytes"),
+        *("reserved_bytes", "uses_stand_in", "expert_bytes", "expert_weight_bytes"),
     )
     return TrainerStep(
         num_layers=num_layers,
@@ -183,6 +183,7 @@ def read_step(num_layers: int, result: Mapping[str, Any], log: Path, wall_s: flo
         copies=StepCopies(**{name: moved[name] for name in StepCopies.__dataclass_fields__}) if moved else None,
         set_lines=tuple(_SET_LINE.findall(log.read_text("utf-8", errors="replace"))),
         own_swap=result.get("swap"),
+        unit_bytes=tuple((experts, others) for experts, others in result["unit_bytes"]),
         layer_indices=tuple(result["layer_indices"]),
         wall_s=wall_s,
         **{name: result[name] for name in names},

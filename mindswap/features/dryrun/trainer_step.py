@@ -59,6 +59,9 @@ class TrainerStep:
         state_bytes: float32 weights and states of the optimizer.
         trained_bytes: parameters of the network that are trained.
         expert_bytes: parameters of experts, of the network and of the optimizer.
+        expert_weight_bytes: those of the network alone.
+        unit_bytes: parameters of experts, and of others, by what FSDP gathers together: before the layers, of each
+            layer, after them; of the deeper run if extrapolated.
         reserved_bytes: memory that the pool took at most, with fragments, in its blocks of 1 GiB.
         added_by_layer: what the forward pass of each layer allocates beyond what it frees; in order, with the layers
             for multi-token prediction; empty if extrapolated.
@@ -95,6 +98,8 @@ class TrainerStep:
     own_swap: Mapping[str, Any] | None = None
     own_targets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     expert_bytes: int = 0
+    expert_weight_bytes: int = 0
+    unit_bytes: tuple[tuple[int, int], ...] = ()
     stage: int = 0
     layer_indices: tuple[int, ...] = ()
     wall_s: float = 0.0

@@ -144,21 +144,19 @@ NAMES = (
 )  # fmt: skip
 
 
-def run_named(name: str, is_swapped: bool) -> dict[str, Any]:
-    """Train a network, and return its highest memory after the first step, and what was audited."""
+def run_named(name: str) -> dict[str, Any]:
+    """Train a network with swap, and return what was audited."""
     network = Network(name)
     batches = [(LENGTH * (2 if name == "another batch" and step == 2 else 1), WIDTH) for step in range(NUM_STEPS)]
     policy = Policy(is_swap_enabled=True, layer_swap=(LayerSwap(ALL_LAYERS, 3),))
-    return run(network, policy, [ms.mint.ones(shape) for shape in batches], is_swapped)
+    return run(network, policy, [ms.mint.ones(shape) for shape in batches])
 
 
-def run(network: nn.Cell, policy: Policy, batches: list[ms.Tensor], is_swapped: bool) -> dict[str, Any]:
-    """Train a network; the first step is recorded."""
+def run(network: nn.Cell, policy: Policy, batches: list[ms.Tensor]) -> dict[str, Any]:
+    """Train a network with swap; the first step is recorded."""
     copies = AuditedCopies()
-    swap = None
-    if is_swapped:
-        mindswap.apply(network, policy, layers="layers", copies=copies)
-        swap = mindswap.running_swap(network)
+    mindswap.apply(network, policy, layers="layers", copies=copies)
+    swap = mindswap.running_swap(network)
     gradient = ms.value_and_grad(network, None, network.trainable_params())
     peaks, error = [], ""
     for step, batch in enumerate(batches):
@@ -173,18 +171,17 @@ def run(network: nn.Cell, policy: Policy, batches: list[ms.Tensor], is_swapped: 
         ms.runtime.synchronize()
         peaks.append(ms.runtime.max_memory_allocated() - before)
     answer = {"peaks": peaks, "error": error, "unfreed": copies.unfreed, "num_released": copies.num_released}
-    if swap is not None:
-        answer["report"] = swap.finish().to_json()
-        swap.remove()
+    answer["report"] = swap.finish().to_json()
+    swap.remove()
     return answer
 
 
 def attack_all(num_random: int, names: list[str]) -> dict[str, Any]:
-    """Return what each attack did, without and with swap, and what random networks of `attack` did with swap."""
+    """Return what each attack did, and what random networks of `attack` did."""
     ms.set_device("Ascend")
     ms.set_context(mode=ms.PYNATIVE_MODE)
     audit_releases()
-    answers: dict[str, Any] = {name: [run_named(name, False), run_named(name, True)] for name in names or NAMES}
+    answers: dict[str, Any] = {name: run_named(name) for name in names or NAMES}
     answers["random"] = [run_random(seed) for seed in range(num_random)]
     return answers
 
@@ -195,7 +192,7 @@ def run_random(seed: int) -> dict[str, Any]:
     network = attack.Network(rng)
     policy = attack.random_policy(rng, len(network.layers))
     batch = np.random.default_rng(seed).normal(size=(2, 6, 8)).astype(np.float32)
-    return run(network, policy, [ms.Tensor(batch) for _ in range(NUM_STEPS)], True)
+    return run(network, policy, [ms.Tensor(batch) for _ in range(NUM_STEPS)])
 
 
 if __name__ == "__main__":

@@ -13,20 +13,26 @@ pytestmark = [
     pytest.mark.skipif(not has_mindformers_2x(), reason="make test-2x runs it where MindFormers 2.x is"),
 ]
 
-# What the last step may need of what it needs without swap; after a step of another shape one is recorded anew.
-PEAKS = {"late use of a leak": 0.5, "views across layers": 0.6, "layer left out": 0.5, "another batch": 1.2}
+# What the last step may need of the first one, which is recorded; after a step of another shape one is recorded anew.
+PEAKS = {
+    "late use of a leak": 0.45, "views across layers": 0.5, "layer left out": 0.45, "another batch": 0.95, "alias": 0.4,
+    "changed in place": 0.45, "tied weights": 0.45, "same layers twice": 0.25,
+}  # fmt: skip
+# 64 float32, as many as the weight that layers share here: what views it stays on the device, released or not.
+UNFREED_BYTES = {"tied weights": 256, "same layers twice": 256}
 
 
 def test_released_storages_are_free_and_steps_that_differ_go_on_without_swap(tmp_path):
-    """4 steps each, the first is recorded; run on 2026-11-30 with 12 of the networks."""
+    """4 steps each, the first is recorded; all 14 networks were run on 2026-11-30."""
     prepare_stand_ins(lambda line: None)
     request = {"num_random": 0, "names": list(PEAKS)}
     answers, _ = run_program(
         "tests.adapters.pynative.attacks_on_backend", request, tmp_path / "look", lambda line: None
     )
     assert answers.pop("random") == [] and set(answers) == set(PEAKS)
-    for name, (plain, swapped) in answers.items():
-        assert swapped["num_released"] > 20 and swapped["unfreed"] == [], name
+    for name, swapped in answers.items():
+        assert swapped["num_released"] > 20, name
+        assert all(0 <= sent - freed <= UNFREED_BYTES.get(name, 0) for sent, freed in swapped["unfreed"]), name
         assert swapped["report"]["left_bytes"] == 0 and not swapped["error"], name
-        assert swapped["peaks"][-1] < PEAKS[name] * plain["peaks"][-1], name
-    assert answers["another batch"][1]["report"]["num_deviations"] == 1
+        assert swapped["peaks"][-1] < PEAKS[name] * swapped["peaks"][0], name
+    assert answers["another batch"]["report"]["num_deviations"] == 1
