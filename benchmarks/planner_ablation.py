@@ -54,6 +54,7 @@ CONSTANTS: dict[str, Any] = {
     "HIGHER_UTILIZATIONS": (),
     "LOWER_FRACTIONS": (),
     "MAX_WORSE": NEVER,
+    "FALLBACK_FRACTION": 1.0,
     "NUM_CORRECTIONS": 1,
     "CLOSE_DISTANCE": 1,
     "MAX_PIECES": 1,

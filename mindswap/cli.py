@@ -87,10 +87,10 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "Run CONFIG for a few steps with swap off, as written and planned; compare measured with simulated figures.",
         "prove.cli",
     ),
-    "example": CommandEntry("Write a small configuration and a text to try everything with, on a CPU.", "example.cli"),
+    "example": CommandEntry("Write a small configuration and a text file for a first try on a CPU.", "example.cli"),
     "prepare-data": CommandEntry("Turn text into a MindRecord that MindFormers trains on.", "data.cli"),
     "trace": CommandEntry(
-        "Run one step of CONFIG in PyNative mode on this machine, and record operators, tensors and what is saved.",
+        "Run one step of CONFIG in PyNative mode on this machine, and record operators, tensors and saved tensors.",
         "trace.cli",
     ),
     "doctor": CommandEntry(
@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(handlers=[messages], level=logging.WARNING)
     argv = _normalize_words(sys.argv[1:] if argv is None else argv)
     command = argv[0] if argv[0] in COMMANDS else None
-    set_language(os.environ, command)
+    set_language(os.environ)
     if sys.warnoptions and command != "run":  # with PYTHONWARNINGS=error the imports of MindFormers fail
         warnings.simplefilter("ignore")
     try:

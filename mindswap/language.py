@@ -21,9 +21,8 @@ INHERITED = "MINDSWAP_CHINESE_TEXTS"
 # The first that is set decides, as in gettext.
 LOCALE_VARIABLES = (VARIABLE, "LC_ALL", "LC_MESSAGES", "LANG")
 CATALOGUE = Path(__file__).parent / "data" / "locale" / "zh.po"
-# Commands whose texts are in the catalogue.
-COMMANDS = frozenset({"check", "compare", "doctor", "dryrun", "explain", "inspect", "plan", "simulate", "verify"})
 CELL = "cell"  # context of texts that are translated in tables only: single words
+HELP = "help"  # context of what `--help` prints
 PATTERN = "pattern"  # context of texts that the sources put together from parts, such as `{0} layers`
 LABEL = "label"  # context of words before a colon at the start of a line, such as `fix`
 # Longer lines are data of the user, not messages.
@@ -79,6 +78,7 @@ class Catalogue:
         entries = list(read_entries(text))
         self.cells = {english: chinese for context, english, chinese in entries if context == CELL}
         self.labels = {english: chinese for context, english, chinese in entries if context == LABEL}
+        self.helps = {english: chinese for context, english, chinese in entries if context == HELP}
         # A text of the sources that equals its translation is not shown, or is a name.
         texts = {
             english: chinese
@@ -109,7 +109,7 @@ class Catalogue:
     def _translate_label(self, text: str) -> str | None:
         """Translate a line such as `fix:     use O1`; None if it is no such line."""
         match = _LABEL.fullmatch(text)
-        if text in self.exact or match is None or match[1] not in self.labels:
+        if match is None or match[1] not in self.labels or self._match(text) is not None:
             return None
         label = f"{self.labels[match[1]]}："
         return label + " " * (match.start(2) - display_width(label)) + self._translate(match[2])
@@ -229,10 +229,10 @@ def _catalogue() -> Catalogue | None:
     return _load_catalogue() if INHERITED in os.environ else None
 
 
-def set_language(environ: Mapping[str, str], command: str | None) -> None:
-    """Choose the language of the texts of a command, and of its child processes."""
+def set_language(environ: Mapping[str, str]) -> None:
+    """Choose the language of the texts of this command, and of its child processes."""
     os.environ.pop(INHERITED, None)
-    if command in COMMANDS and wants_chinese(environ):
+    if wants_chinese(environ):
         os.environ[INHERITED] = "1"
 
 
@@ -246,3 +246,9 @@ def translate_cell(text: str) -> str:
     """Return the text of a cell in the chosen language."""
     catalogue = _catalogue()
     return text if catalogue is None else catalogue.translate_cell(text)
+
+
+def translate_help(text: str) -> str:
+    """Return a text of `--help` in the chosen language; one that is not in the catalogue stays as it is."""
+    catalogue = _catalogue()
+    return text if catalogue is None else catalogue.helps.get(text) or text

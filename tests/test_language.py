@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mindswap import language
-from mindswap.cli import main
+from mindswap.cli import COMMANDS, main
 from mindswap.config.parse import parse_document
 from mindswap.language import CATALOGUE, Catalogue, display_width, read_entries
 from mindswap.report.tables import format_table
@@ -28,12 +28,12 @@ ENTRIES = list(read_entries(CATALOGUE.read_text("utf-8")))
 PLACEHOLDER = re.compile(r"\{\d+\}")
 # Words of an English sentence; a command line is none.
 ENGLISH = re.compile(r"(?<![\w./])[a-z]{2,} [a-z]{2,}(?![\w./])")
-COMMAND_LINE = r"(mindswap|docker|ulimit) [^；]*"
+COMMAND_LINE = r"(mindswap|docker|ulimit|--[a-z-]+) [^；]*"
 NAMES = r"\bdry run\b|rotary cos"
 # Terms that are also other words: `mindswap plan`, the rule `overlap`, the kernel of the system.
 AMBIGUOUS = {"plan", "overlap", "kernel"}
 # Texts with a word of the glossary in another meaning: an activation function, a cell of a table.
-OTHER_MEANING = ("no such activation", "added to every cell")
+OTHER_MEANING = ("no such activation", "activation functions", "shards them", "added to every cell")
 
 
 def load_tool(name):
@@ -50,12 +50,12 @@ EXAMPLE = load_tool("make_rule_docs").EXAMPLE
 @pytest.fixture(autouse=True)
 def english_afterwards():
     yield
-    language.set_language({}, None)
+    language.set_language({})
 
 
 @pytest.fixture
 def chinese():
-    language.set_language({"MINDSWAP_LANG": "zh"}, "check")
+    language.set_language({"MINDSWAP_LANG": "zh"})
     return Catalogue(CATALOGUE.read_text("utf-8"))
 
 
@@ -65,6 +65,14 @@ def test_every_text_has_a_translation():
     assert len(texts) > 1500
     assert [text for text in texts if text not in translated] == [], "see tools/messages.py"
     assert translated <= set(texts), "python tools/messages.py drops what is gone"
+
+
+def test_every_text_of_help_has_a_translation():
+    translated = {english for context, english, chinese in ENTRIES if context == language.HELP and chinese}
+    texts = TOOL.help_texts()
+    assert len(texts) > 150
+    assert texts - translated == set(), "see tools/messages.py"
+    assert translated - texts == set(), "python tools/messages.py drops what is gone"
 
 
 def test_translations_have_the_same_placeholders():
@@ -128,8 +136,8 @@ def test_check_prints_chinese_and_json_stays_english(monkeypatch, capsys):
     assert main(["check", "--json", path]) == 1
     data = json.loads(capsys.readouterr().out)
     assert data["problems"][0]["message"] == "context.memory_optimize_level: 'O1', but swap needs O0"
-    assert main(["convert", "--to", "index", path]) == 1  # not in the catalogue
-    assert "error: swap_config.swap: swap is on" in capsys.readouterr().err
+    assert main(["convert", "--to", "index", path]) == 1
+    assert "错误: swap_config.swap：换出已打开" in capsys.readouterr().err
 
 
 def test_errors_are_in_chinese(monkeypatch, capsys):
@@ -139,7 +147,7 @@ def test_errors_are_in_chinese(monkeypatch, capsys):
 
 
 def test_child_processes_print_chinese_but_for_those_that_are_read(monkeypatch):
-    language.set_language({"LANG": "zh_CN.UTF-8"}, "plan")
+    language.set_language({"LANG": "zh_CN.UTF-8"})
     code = "from mindswap.system.streams import print_text; print_text('nothing fits')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "都放不下\n"
     monkeypatch.setenv("MINDSWAP_LANG", "zh")
@@ -164,8 +172,7 @@ def test_the_variable_or_the_locale_decides(environ, is_chinese):
 
 def test_english_reads_no_catalogue(monkeypatch):
     monkeypatch.setattr(language, "_load_catalogue", pytest.fail)
-    language.set_language({"LANG": "zh_CN"}, "convert")
-    language.set_language({}, "check")
+    language.set_language({"LANG": "zh_CN", "LC_ALL": "C"})
     assert language.translate("nothing fits") == "nothing fits"
 
 
@@ -185,16 +192,32 @@ def test_a_line_is_translated_in_full_or_not_at_all(chinese, english, expected):
     assert chinese.translate_line(english) == expected
 
 
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+def test_help_is_in_chinese(monkeypatch, capsys, arguments):
+    """Every text of the parsers is in the catalogue, and no line is wider than a terminal."""
+    monkeypatch.setenv("MINDSWAP_LANG", "zh")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(arguments) == 0
+    _, *paragraphs = capsys.readouterr().out.split("\n\n")
+    shown = "\n\n".join(paragraphs)
+    assert "位置参数:\n" in shown and "显示此帮助并退出" in shown
+    options = shown.partition("示例：")[0].splitlines()[2:]
+    assert [line for line in options if display_width(line) > 80] == []
+    words = re.compile(r"\b(the|is|are|of|with|which|has|have|not|without|takes|needs|write|more)\b")
+    assert [line for line in shown.splitlines() if words.search(re.sub(r"`.*?`|'.*?'|\[.*?\]", "", line))] == []
+
+
 def examples_of_pages():
     """Return the lines that the pages show of the output of commands with Chinese messages."""
     for page in sorted(ROOT.glob("docs/*.md")):
         for block in re.findall(
             r"^```console\n\$ mindswap (.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
         ):
-            command, *lines = block.splitlines()
-            if command.split()[0] in language.COMMANDS and ".zh." not in page.name:
-                # `check` translates the parts of these alone: see above.
-                yield from (line for line in lines if not re.search(r":\d+: (error|warning): ", line))
+            _, *lines = block.splitlines()
+            if ".zh." not in page.name:
+                # `check` translates the parts of problems alone: see above. Comments in YAML stay English.
+                problem = r"(:\d+|^command line): (error|warning): |^#"
+                yield from (line for line in lines if not re.search(problem, line))
 
 
 def test_no_line_of_an_example_of_a_page_is_translated_in_part(chinese):

@@ -172,7 +172,7 @@ def test_the_files_of_the_wheel_are_right_or_refused_with_what_is_missing_upstre
     assert len(cells) == 15 + 7
     refused = {name: text for name, text in cells.items() if text != "right"}
     offset = refused.pop("configs/telechat3_moe/pretrain_telechat3_105b_a4b_4k.yaml")
-    assert "0 adds up to 0, but 45 layers on 8 stages x 1 chunks leave a rest of 5" in offset
+    assert "0 adds up to 0, but 45 layers on 8 stages x 1 chunks leave a remainder of 5" in offset
     if command == "explain":
         assert "how many layers" in refused.pop("configs/general/run_general_task.yaml")
     assert all("pretrained_model_dir: the model is not known" in text for text in refused.values())

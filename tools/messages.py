@@ -4,9 +4,9 @@
     python tools/messages.py --check     # exit code 1 and a list, if a text has no translation
     python tools/messages.py --missing   # prints the texts without a translation
 
-A text is a string or f-string of a module of `SOURCES` that has words: each of its lines is an entry, with placeholders
-`{0}`, `{1}` for its expressions. Left out are docstrings, help texts, and strings that are no sentences. A translation
-that equals the English text marks a string that is not shown, or is a name.
+A text is a string or f-string of a module of the package that has words: each of its lines is an entry, with
+placeholders `{0}`, `{1}` for its expressions. Left out are docstrings, and strings that are no sentences. A translation
+that equals the English text marks a string that is not shown, or is a name. The texts of `--help` are entries, too.
 """
 
 import argparse
@@ -23,64 +23,40 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from mindswap.language import CATALOGUE, read_entries  # noqa: E402
+from mindswap.cli import COMMANDS, build_parser  # noqa: E402
+from mindswap.command_line.parser import replace_help_texts  # noqa: E402
+from mindswap.features.run.adaptive_options import build_options_parser  # noqa: E402
+from mindswap.language import CATALOGUE, HELP, read_entries  # noqa: E402
 
 PACKAGE = ROOT / "mindswap"
-# Packages and modules with texts of the commands in `mindswap.language.COMMANDS`.
-SOURCES = (
-    "adapters/graph",
-    "adapters/quiet.py",
-    "cli.py",
-    "command_line",
-    "config",
-    "errors.py",
-    "features/check",
-    "features/compare",
-    "features/doctor",
-    "features/dryrun",
-    "features/explain",
-    "features/inspect",
-    "features/plan",
-    "features/simulate",
-    "features/step.py",
-    "features/step_2x.py",
-    "features/verify",
-    "files.py",
-    "graph/analysis/execution_order.py",
-    "planner",
-    "policy/cell_tree.py",
-    "policy/coverage.py",
-    "policy/equivalence.py",
-    "policy/formats/mindformers1",
-    "policy/formats/mindformers2",
-    "policy/model.py",
-    "policy/summary.py",
-    "policy/wording.py",
-    "report/policy_text.py",
-    "report/problems.py",
-    "report/pynative.py",
-    "report/simulation_text.py",
-    "rules",
-    "simulator",
-    "steps",
-    "system",
-    "units.py",
-)
-# Modules of these without texts for a terminal: pages, pictures, sources of C.
+# Modules without texts for a terminal: pages, pictures, logs of workers, patterns of logs, sources of C.
 EXCLUDED = (
-    "simulator/profile",
+    "adapters/pynative/swap.py",
     "features/dryrun/block_roles.py",
-    "features/dryrun/cann_stand_ins.py",
     "features/dryrun/insight.py",
     "features/dryrun/page.py",
     "features/dryrun/plots.py",
     "features/inspect/plots.py",
+    "features/prove/page.py",
+    "language.py",
+    "policy/applied.py",
+    "pynative/ledger.py",
+    "pynative/trace_indices.py",
+    "report/device_figures.py",
+    "report/html.py",
+    "report/insight.py",
+    "report/plan_plot.py",
+    "report/plots.py",
+    "report/step_page.py",
+    "runtime/logs/oom.py",
+    "runtime/logs/scan.py",
+    "runtime/logs/step_report.py",
 )
 # Keyword arguments and names whose strings are help texts or examples.
 HELP_ARGUMENTS = {"help", "description", "metavar", "prefix", "suffix"}
-HELP_NAMES = {"EPILOG", "USAGE", "COMMANDS"}
+HELP_NAMES = {"EPILOG", "USAGE", "COMMANDS", "MEMORY_UNITS"}
 # Functions whose arguments are no texts for a user.
-SILENT_CALLS = {"AssertionError", "attributes", "compile", "namedtuple", "TypeVar"}
+SILENT_CALLS = {"AssertionError", "attributes", "compile", "namedtuple", "TypeVar", "_option"}
 # Two words, or more: a string with one word is a name or a key.
 SENTENCE = re.compile(r"[A-Za-z]{2,}[,:;)']* +[({'\"]*[A-Za-z{]|[A-Za-z}][,:;)']* +[({'\"]*[A-Za-z]{2,}")
 HEADER = """\
@@ -90,8 +66,16 @@ msgstr "Content-Type: text/plain; charset=UTF-8\\nLanguage: zh\\n"
 """
 
 
-# Files of data with texts: what, why and fix of the findings of `doctor`.
-DATA = ("data/doctor/findings.yaml",)
+# Files of data with texts: findings of `doctor`, of logs and of the graph, options of Megatron-LM, files of a profile.
+DATA = (
+    "data/doctor/findings.yaml",
+    "data/logs/findings.yaml",
+    "data/megatron/other_options.yaml",
+    "data/megatron/validity.yaml",
+    "data/profile/files.yaml",
+    "data/report/effect.yaml",
+)
+SILENT_KEYS = {"columns", "names", "sign", "signs", "when"}  # of these: conditions and contents of files
 # Templates with fewer letters outside of placeholders match too much.
 MIN_LETTERS = 3
 FIELD = re.compile(r"\{\w*\}")
@@ -99,12 +83,7 @@ FIELD = re.compile(r"\{\w*\}")
 
 def source_files() -> list[Path]:
     """Return the modules with texts."""
-    return sorted(set(_modules(SOURCES)) - set(_modules(EXCLUDED)))
-
-
-def _modules(names: tuple[str, ...]) -> Iterator[Path]:
-    for name in names:
-        yield from [PACKAGE / name] if name.endswith(".py") else (PACKAGE / name).rglob("*.py")
+    return sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / name for name in EXCLUDED})
 
 
 def find_texts(source: str) -> Iterator[str]:
@@ -187,10 +166,12 @@ def _is_silent(node: ast.AST) -> bool:
 def _texts_of_data(node: object) -> Iterator[str]:
     """Return the entries of plain data."""
     if isinstance(node, dict):
-        for value in node.values():
+        node = [value for key, value in node.items() if key not in SILENT_KEYS]
+    if isinstance(node, list):
+        for value in node:
             yield from _texts_of_data(value)
-    elif isinstance(node, str) and is_sentence(text := _number(FIELD.split(node))):
-        yield text
+    elif isinstance(node, str):
+        yield from filter(is_sentence, (_number(FIELD.split(line.strip())) for line in node.split("\n")))
 
 
 def all_texts() -> dict[str, list[str]]:
@@ -208,12 +189,30 @@ def all_texts() -> dict[str, list[str]]:
     return texts
 
 
+def help_texts() -> set[str]:
+    """Return the texts of `--help` of all commands."""
+    texts: set[str] = set()
+
+    def add(text: str) -> str:
+        texts.add(text)
+        return text
+
+    replace_help_texts(build_parser(None), add)
+    replace_help_texts(build_options_parser(), add)
+    for name in COMMANDS:
+        commands = next(action.choices for action in build_parser(name)._actions if action.dest == "command")
+        replace_help_texts(commands[name], add)
+    return texts
+
+
 def render(texts: dict[str, list[str]], entries: list[tuple[str | None, str, str]]) -> str:
     """Return the catalogue with these texts, and the entries with a context or without a source."""
     known = {english: chinese for context, english, chinese in entries if context is None}
     # Sorted and without places, so that a text that moves to another module changes nothing.
     texts_of_sources = [f"msgid {_quote(text)}\nmsgstr {_quote(known.get(text, ''))}\n" for text in sorted(texts)]
-    others = sorted((str(entry[0]), *entry[1:]) for entry in entries if entry[0] is not None)
+    translated = {english: chinese for context, english, chinese in entries if context == HELP}
+    others = sorted((str(entry[0]), *entry[1:]) for entry in entries if entry[0] not in (None, HELP))
+    others += [(HELP, text, translated.get(text, "")) for text in sorted(help_texts())]
     with_context = [
         f'msgctxt "{context}"\nmsgid {_quote(english)}\nmsgstr {_quote(chinese)}\n'
         for context, english, chinese in others
@@ -235,6 +234,8 @@ def main() -> int:
     texts = all_texts()
     translated = {english for context, english, chinese in entries if context is None and chinese}
     missing = [text for text in texts if text not in translated]
+    translated = {english for context, english, chinese in entries if context == HELP and chinese}
+    missing += sorted(help_texts() - translated)
     if args.missing or args.check:
         print("\n".join(missing))
         return int(args.check and bool(missing))

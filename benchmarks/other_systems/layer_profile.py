@@ -34,7 +34,7 @@ class LayerSetting:
         kept_bytes: activations of one micro-batch that stay on the device.
         time_ns: forward time of what runs again.
         swapped, recomputed: paths of modules.
-        is_whole: the layer is recomputed whole.
+        is_whole: the layer is fully recomputed.
     """
 
     kept_bytes: int

@@ -86,7 +86,7 @@ def _recompute_ns(costs: DecisionCosts, cell: tuple[int, int], value: int) -> in
 
 
 def _is_redundant(assignment: np.ndarray) -> bool:
-    """A layer that is recomputed whole has no items to decide."""
+    """A layer that is fully recomputed has no items to decide."""
     return bool((assignment[assignment[:, 0] < KEEP, 1:] != KEEP).any())
 
 
@@ -124,7 +124,7 @@ def solve_relaxed(
         num = len(cells)
         ops = timeline.program.ops
         forward_ns = float(ops.duration_ns[ops.kind == 0].sum()) / stage_problem.layout.num_micro_batches
-        # [Constraint] One value per cell. A layer that is recomputed whole has no items: its row counts for all.
+        # [Constraint] One value per cell. A layer that is fully recomputed has no items: its row counts for all.
         rows = [layer * costs.num_groups + group for layer, group, _ in cells]
         full_layers = [(layer, j) for j, (layer, group, _) in enumerate(cells) if group == 0]
         entries = [(row, j) for j, row in enumerate(rows)]

@@ -12,6 +12,7 @@ from mindswap.simulator.cost.hardware import OPTIONS
 from mindswap.system.streams import print_data, print_text
 
 FIGURE_PREFIX = "figure_"
+MEMORY_UNITS = "; GB is 10^9 bytes here, but 58GB in a YAML of MindFormers is 58GiB"  # in `--help`
 MAX_LAYERS = 10_000  # limit, because each layer takes time
 MAX_NUMBER = 999_999  # limit of all other counts
 
@@ -35,31 +36,34 @@ def number_from(min_value: int, max_value: int = MAX_NUMBER) -> Callable[[str], 
 def add_expert_skew(parser: argparse._ActionsContainer) -> None:
     """Add `--expert-skew`."""
     parser.add_argument(
-        "--expert-skew", metavar="N", help="tokens that the busiest rank of experts gets; 1, the default, is balanced"
+        "--expert-skew",
+        metavar="N",
+        help="tokens of the busiest expert parallel rank, relative to the average; default 1 (balanced)",
     )
 
 
 def add_html(parser: argparse._ActionsContainer) -> None:
     """Add `--html`."""
-    parser.add_argument(
-        "--html", metavar="FILE", type=optional_path, help="write a page that opens offline in a browser"
-    )
+    parser.add_argument("--html", metavar="FILE", type=optional_path, help="write an HTML page; it opens offline")
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:
     """Add `--json`."""
-    parser.add_argument("--json", action="store_true", help="for machines: one object, also for errors; docs/python.md")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, also for errors; docs/python.md")
 
 
 def add_no_cache(parser: argparse._ActionsContainer) -> None:
     """Add `--no-cache`."""
-    parser.add_argument("--no-cache", action="store_true", help="compile again; do not use the cache")
+    parser.add_argument("--no-cache", action="store_true", help="compile without reading the cache")
 
 
 def add_num_layers(parser: argparse._ActionsContainer) -> None:
     """Add `--num-layers`."""
     parser.add_argument(
-        "--num-layers", metavar="N", type=number_from(1, MAX_LAYERS), help="layers, if not as in model.model_config"
+        "--num-layers",
+        metavar="N",
+        type=number_from(1, MAX_LAYERS),
+        help="number of layers, instead of that in model.model_config",
     )
 
 
@@ -70,21 +74,21 @@ def add_plot(parser: argparse._ActionsContainer) -> None:
 
 def add_rank(parser: argparse._ActionsContainer) -> None:
     """Add `--rank`."""
-    parser.add_argument("--rank", metavar="R", type=int, help="sizes on this rank, layers of its pipeline stage")
+    parser.add_argument("--rank", metavar="R", type=int, help="show the sizes and the layers of this rank")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add `--device` and an option for each figure of a device; `--help` lists the common ones."""
-    group = parser.add_argument_group("device", "all figures can be replaced; `mindswap:` of CONFIG takes them too")
+    group = parser.add_argument_group("device", description="each figure can be set here, or in `mindswap:` of CONFIG")
     group.add_argument("--device", metavar="NAME|FILE", help=f"{', '.join(list_devices())}, or a .yaml file")
     for name, figure in OPTIONS.items():
-        meaning = figure.meaning
-        if name == "memory":
-            meaning = f"most that may be used: {meaning}; GB is 10^9 here, 58GB in a YAML of MindFormers is 58GiB"
+        is_memory = name == "memory"
         group.add_argument(
             f"--{name.replace('_', '-')}",
             metavar=figure.kind.example,
-            help=meaning if figure.is_common or name == "memory" else argparse.SUPPRESS,
+            help=f"{figure.meaning}{MEMORY_UNITS if is_memory else ''}"
+            if figure.is_common or is_memory
+            else argparse.SUPPRESS,
             dest=f"{FIGURE_PREFIX}{name}",
         )
 

@@ -30,7 +30,7 @@ class PhaseLines:
 
 # A search that takes longer shows its progress.
 PATIENCE_S = 2.0
-INTERRUPTED = "\nmindswap: interrupted: the best plan so far comes next; Ctrl-C again ends at once\n"
+INTERRUPTED = "\nmindswap: interrupted: printing the best plan so far; press Ctrl-C again to stop at once\n"
 
 
 class SearchBar:

@@ -149,7 +149,7 @@ class Pipeline:
         if total != remainder:
             raise LayoutError(
                 f"{self.offset} adds up to {int(total)}, but {num_layers} layers on {self.num_stages} stages x "
-                f"{self.num_chunks} chunks leave a rest of {remainder}"
+                f"{self.num_chunks} chunks leave a remainder of {remainder}"
             )
         return [list(map(int, row)) for row in table * (1 if is_per_chunk else self.num_chunks)]
 

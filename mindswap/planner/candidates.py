@@ -137,7 +137,7 @@ class _Walker:
         self.layer_index = layer_index
         self.layer = layer
         self.kept = {node.name for entry in saved for node in entry.holders}
-        # Recompute of a boundary tensor would recompute the whole layer, so no path may name its producer in any layer;
+        # Recompute of a boundary tensor would recompute the full layer, so no path may name its producer in any layer;
         # nor an operator that reads keys and values of other sequence pieces.
         boundary_nodes = (graph.owner(graph.index.forward_nodes[name]) for name in find_boundary_operators(graph))
         fixed = (*boundary_nodes, *(graph.index.forward_nodes[name] for name in cache_readers(graph)))

@@ -58,7 +58,7 @@ class LayerAssignments:
         return recompute_policy([(self.catalog.group(layer_index, i), -int(decisions[i])) for i in recomputed])
 
     def recomputed_names(self, layer_index: int, decisions: np.ndarray) -> tuple[str, ...]:
-        """Return the recomputed cells and operators; `ALL_OPERATORS` for the whole layer."""
+        """Return the recomputed cells and operators; `ALL_OPERATORS` for the full layer."""
         recomputed = np.flatnonzero(decisions < KEEP).tolist()
         named = [recomputed_names_of(self.catalog.group(layer_index, i), -int(decisions[i])) for i in recomputed]
         return tuple(dict.fromkeys(name for names in named for name in names))

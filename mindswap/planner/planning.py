@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindswap.planner.build_plan import Bounds, plan_of
+from mindswap.planner.build_plan import plan_of
 from mindswap.planner.catalog import Catalog, build_catalog
 from mindswap.planner.effect import is_coupled, is_fully_effective
 from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short, short_model
@@ -131,7 +131,7 @@ class Planner:
         combined_with = Compared(FULL, full.step_time_ns, full.peak_bytes, full.fits, policy=full.policy)
         return plan_of(
             problem,
-            Bounds.of(self.bound_inputs, problem),
+            self.bound_inputs,
             full.unconstrained_ns,
             policy,
             evaluation,

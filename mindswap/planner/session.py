@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mindswap.planner.build_plan import Bounds, plan_of
+from mindswap.planner.build_plan import plan_of
 from mindswap.planner.catalog import Catalog
 from mindswap.planner.effect import is_coupled
 from mindswap.planner.evaluate import Candidate, evaluate
@@ -75,7 +75,7 @@ class PlanSession:
         policy = min((best, *replayed), key=lambda candidate: candidate.rank(problem.budget_bytes)[:2]).policy
         return plan_of(
             problem,
-            Bounds.of(planner.bound_inputs, problem),
+            planner.bound_inputs,
             keep.step_time_ns,
             policy,
             evaluate(problem, policy),

@@ -40,7 +40,7 @@ def upstream_calls(layers: Sequence[LayerDecisions], unit: Unit) -> UpstreamCall
     named = {index: entry_matches for index, entry_matches in moving.items() if entry_matches}
     problems = [*_single_operators(named), *_distances(named, len(layers), unit)]
     if problems:
-        raise ApplyError("hyper_parallel cannot do what the policy asks for:\n" + "\n".join(problems))
+        raise ApplyError("hyper_parallel does not support this policy:\n" + "\n".join(problems))
     wraps = [(index, path) for index, entry_matches in named.items() for path in _outermost(entry_matches)]
     return UpstreamCalls(
         tuple(wraps), tuple((index, index + _prefetches(entry_matches)[0]) for index, entry_matches in named.items())
@@ -72,7 +72,7 @@ def _single_operators(named: dict[int, tuple[EntryMatch, ...]]) -> list[str]:
                 layers_by_path.setdefault(claim.path, []).append(index)
     return [
         f"layers {indices}: {'.'.join(path)} is a single operator; upstream moves what is saved inside of a cell\n"
-        f"    fix:     name {'the cell ' + '.'.join(path[:-1]) if path[1:] else 'the whole layer'}, or leave copies out"
+        f"    fix:     name {'the cell ' + '.'.join(path[:-1]) if path[1:] else 'the full layer'}, or leave copies out"
         for path, indices in layers_by_path.items()
     ]
 

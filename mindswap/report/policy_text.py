@@ -28,7 +28,7 @@ def format_actions(actions: Iterable[LayerAction]) -> list[str]:
     for action in actions:
         count = "" if action.num_operators in (None, 1) else f" ({action.num_operators} operators)"
         distance = "" if action.num_prefetch_ops is None else f"prefetch {action.num_prefetch_ops}"
-        text = f"{action.action.value} {escape(action.name) or 'the whole layer'}{count}"
+        text = f"{action.action.value} {escape(action.name) or 'the full layer'}{count}"
         rows.append((text, distance, action.reasons))
     width = max((len(text) for text, *_ in rows), default=0)
     lines: list[str] = []

@@ -60,11 +60,11 @@ def format_layers_2x(effect: SettingsEffect) -> str:
 
 
 def _layer_lines(layer: LayerOutcome) -> list[str]:
-    lines = ["recompute  the whole layer"] if layer.is_recomputed else []
+    lines = ["recompute  the full layer"] if layer.is_recomputed else []
     lines += [f"recompute  {escape(path)}" for path in layer.recomputed]
     lines += [f"recompute  {escape(path)} (communication)" for path in layer.comm_recomputed]
     lines += [f"not recomputed  {escape(path)}" for path in layer.excluded]
-    moved = [("the whole layer", layer.is_recomputed)] if layer.is_swapped else []
+    moved = [("the full layer", layer.is_recomputed)] if layer.is_swapped else []
     moved += [(escape(path), path in layer.recomputed) for path in layer.swapped]
     for swapped, is_recomputed in moved:
         saved = "its input only, since it is recomputed" if is_recomputed else "what it saves for backward"
@@ -155,7 +155,7 @@ def format_swap_report(report: SwapReport) -> list[str]:
         f"swap in PyNative mode on {report.device}: {report.num_passes} passes swapped, {as_predicted}; "
         f"{format_bytes(report.offloaded_bytes)} to the host, {format_bytes(report.prefetched_bytes)} back",
         f"peak of saved activations of {'all' if report.is_audited else 'the swapped'} layers on the device: "
-        f"{peak}, predicted {predicted}, without swap {without}; left behind: {format_bytes(report.left_bytes)}",
+        f"{peak}, predicted {predicted}, without swap {without}; not freed after it: {format_bytes(report.left_bytes)}",
     ]
     if report.held_bytes:
         lines.append(

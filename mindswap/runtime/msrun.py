@@ -249,5 +249,5 @@ def require_disk_space(run_dir: Path) -> None:
     """
     if missing := describe_full(run_dir, RUN_DIR_BYTES, "a run"):
         raise LaunchError(
-            f"{missing}\n    fix:     make room there, or take another --run-dir; the same command goes on"
+            f"{missing}\n    fix:     make room there, or take another --run-dir; the same command continues"
         )

@@ -209,7 +209,7 @@ def _raise_deadlock(program: Program, state: EngineState) -> None:
         op = next_op[stage]
         wait = program.ops.wait_op[op]
         awaited = f" for operator {wait} ({_op_name(program, wait)})" if wait != NO_OP else ""
-        lines.append(f"stage {stage} stands at operator {op} ({_op_name(program, op)}), which waits{awaited}")
+        lines.append(f"stage {stage} is at operator {op} ({_op_name(program, op)}), which waits{awaited}")
     if lines:
         raise SimulationError("pipeline stages wait for each other: " + "; ".join(lines))
 

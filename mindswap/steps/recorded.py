@@ -92,7 +92,7 @@ def require_compilable(document: Document, takes_trace: bool = True) -> None:
         instead = (
             f"mindswap trace {document.file} -o step.json, and give step.json to this command"
             if takes_trace
-            else "the log of `mindswap run` says what was moved, and whether as predicted"
+            else "the log of `mindswap run` reports what was swapped, and whether it matches the prediction"
         )
         raise GraphError(
             f"{mode.location}: context.mode: {mode.value}: no graph is compiled in PyNative mode, and this command "

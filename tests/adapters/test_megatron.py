@@ -213,7 +213,7 @@ def test_verify_says_so_too(llama, name):
     command = ["-m", "mindswap", "verify", "--no-cache", llama["files"][name]]
     result = forked.run(command)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "the compiled graph does what the policy asks: 0 MoveTo pairs" in result.stdout
+    assert "the compiled graph follows the policy: 0 MoveTo pairs" in result.stdout
 
 
 def test_modules_of_the_newer_models(qwen3):

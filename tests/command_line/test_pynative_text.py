@@ -76,7 +76,7 @@ def test_explain(run):
     code, out, err = run("explain", "CONFIG")
     assert (code, err) == (0, "")
     assert out.startswith("MindFormers 2.x (PyNative), 4 layers; names of table qwen3")
-    assert "[layers 0-1] (x2)\n    swap       the whole layer: what it saves for backward\n" in out
+    assert "[layers 0-1] (x2)\n    swap       the full layer: what it saves for backward\n" in out
     assert "[layer 2]\n    recompute  self_attention\n    swap       mlp: what it saves for backward\n" in out
     assert "[layer 3]\n    keep       every activation\n" in out
     assert "    Set layer swap at layer 0\n    Set layer swap at layer 1\n    Set select swap at layer 2: mlp\n" in out
@@ -90,7 +90,7 @@ def test_explain_says_what_upstream_drops(run):
     code, out, err = run("explain", "CONFIG", text=text)
     assert code == 1 and "later-layer-swap" in err
     assert "swap.layer_swap[1]: only the first entry of layer_swap acts" in out
-    assert "dropped    op_swap 'mlp': the layer is recomputed as a whole" in out
+    assert "dropped    op_swap 'mlp': the layer is fully recomputed" in out
 
 
 def test_explain_json_and_paths(run):

@@ -24,7 +24,7 @@ def test_the_second_chunk_of_zero_bubble_v_runs_back():
 @pytest.mark.parametrize(
     ("pipeline", "num_layers", "reason"),
     [
-        (Pipeline(2), 7, "leave a rest of 1"),
+        (Pipeline(2), 7, "leave a remainder of 1"),
         (Pipeline(2, offset=[0, 1, 0]), 7, "3 numbers, not one per stage"),
         (Pipeline(2, offset="1"), 7, "is not a number"),
         (Pipeline(4, offset=[0, -1, 1, 0]), 4, r"leave \[1, 0, 2, 1\] layers"),

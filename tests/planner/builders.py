@@ -27,7 +27,7 @@ class Tensor:
 
 
 class ToySpace(StageProblem):
-    """Layers of tensors; item i of a layer is its tensor i - 1, item 0 (the whole layer) cannot be chosen.
+    """Layers of tensors; item i of a layer is its tensor i - 1, item 0 (the full layer) cannot be chosen.
 
     Args:
         layers: tensors of each layer; all layers have equally many.
@@ -59,7 +59,6 @@ class ToySpace(StageProblem):
             Block((BlockOp("end", OpKind.FORWARD, 1),), (BlockOp("end", OpKind.BACKWARD, 1),), (), ()) for _ in range(2)
         ]
         self.budget_bytes = budget_bytes
-        self.static_bytes = np.zeros(1, np.int64)
         self.host_budget_bytes = host_budget_bytes
         self.layers = tuple(range(len(layers)))
         self.groups = {f"t{i}": i + 1 for i in range(len(layers[0]))}
@@ -77,9 +76,15 @@ class ToySpace(StageProblem):
         self.costs = DecisionCosts(freed, again, copies)
 
     def assignment_cost(self, layer, row):
-        assignment = np.zeros((self.costs.num_layers, self.costs.num_groups), np.int64)
+        costs, assignment = self.costs, np.zeros((self.costs.num_layers, self.costs.num_groups), np.int64)
         assignment[layer] = row
-        return AssignmentCost(*self.costs.of(assignment).sum(axis=(1, 2)).tolist())
+        moved = row > KEEP
+        return AssignmentCost(
+            int(costs.freed_bytes_of(assignment)[layer].sum()),
+            int(costs.recompute_ns_of(assignment)[layer].sum()),
+            int(costs.copy_ns[layer, moved].sum()),
+            int(costs.freed_bytes[layer, moved, 0].sum()),
+        )
 
     def evaluate(self, assignment) -> Score:
         """Simulates a choice."""

@@ -174,7 +174,7 @@ def newer(model: StepModel) -> StepModel:
 def test_what_newer_models_do_not_compile_together_is_known():
     model = model_with_a_function()
     for catalog in (build_catalog(model), build_catalog(newer(model))):
-        assert np.flatnonzero(catalog.is_cell).tolist() == [0, 4, 5]  # the whole layer, `attn`, `mlp`
+        assert np.flatnonzero(catalog.is_cell).tolist() == [0, 4, 5]  # the full layer, `attn`, `mlp`
 
     catalog = build_catalog(newer(small_model()))
     operator = next(i for i, group in enumerate(catalog.groups[1]) if ("attn.exp",) in group.recompute_paths)

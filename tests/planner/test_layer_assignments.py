@@ -46,7 +46,7 @@ def test_a_row_is_simulated_as_its_policy(name, tmp_path):
     stage_problem = PipelineProblem(rows, model, 1 << 50, 1 << 50)
     can_swap = stage_problem.costs.freed_bytes[1, :, 0] > 0
     can_recompute = stage_problem.costs.freed_bytes[1, :, 1:].max(axis=1) > 0
-    can_recompute[0] = False  # the whole layer: there is nothing to swap then
+    can_recompute[0] = False  # the full layer: there is nothing to swap then
     chance = np.random.default_rng(0)
     num_faulty = 0
     for _ in range(NUM_ROWS):

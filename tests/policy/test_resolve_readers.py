@@ -299,8 +299,8 @@ def test_what_verify_says_of_a_step_under_another_policy(case):
         for claim in asked.recomputes
         if claim.path and not any(is_below(by_name[name], claim.path) for name in again)
     }
-    assert set(recompute.idle) - {"the whole layer"} == idle
-    assert ("the whole layer" in recompute.idle) == (asked.is_fully_recomputed and not again)
+    assert set(recompute.idle) - {"the full layer"} == idle
+    assert ("the full layer" in recompute.idle) == (asked.is_fully_recomputed and not again)
     for said, wants, has in (
         (recompute.comm_missing, wanted, before), (recompute.comm_unasked, before, wanted),
     ):  # fmt: skip

@@ -315,7 +315,7 @@ def test_difference_names_in_the_log_have_their_backslashes_doubled(upstream):
 
 
 def test_difference_a_short_row_that_upstream_never_reads_is_an_error(upstream):
-    """Layers 2 and 3 have no count for `add`. They are recomputed whole, so upstream does not look for it."""
+    """Layers 2 and 3 have no count for `add`. They are fully recomputed, so upstream does not look for it."""
     case = case_of(recompute=[0, 2], select_recompute={"add": [[1]]})
     assert not isinstance(upstream(case), Exception)
     [problem] = errors(ours(case))

@@ -73,7 +73,7 @@ def test_another_distance_for_layers_whose_partners_differ():
         ),
         (
             {"op_swap": [OpSwap("add", Layers(0, 1), 1)]},
-            r"layers \[0, 1\]: add is a single operator.*\n.*name the whole layer, or",
+            r"layers \[0, 1\]: add is a single operator.*\n.*name the full layer, or",
         ),
         (
             {"op_swap": [OpSwap(r"mlp\.silu", Layers(2), 1)]},

@@ -62,9 +62,9 @@ def test_a_recomputed_layer_leaves_no_swap():
     policy = Policy(True, layer_swap=(LayerSwap(ALL_LAYERS, 2),), layer_recompute=Layers((1,)))
     assert lines(policy, 3, trees(3))[1:] == [
         "  layers 0, 2",
-        "    offload the whole layer (12 operators)  prefetch 2",
+        "    offload the full layer (12 operators)  prefetch 2",
         "  layer 1",
-        "    recompute the whole layer (12 operators)",
+        "    recompute the full layer (12 operators)",
     ]
 
 

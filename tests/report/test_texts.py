@@ -34,19 +34,19 @@ def test_swap_with_equal_layers_once():
         "layers 0, 2:",
         "    swapped mlp Gelu: 1.0 KiB float32[256], prefetch 5",
         "layer 1:",
-        "    NOT swapped though asked: mlp Gelu",
+        "    NOT swapped, but in the policy: mlp Gelu",
         "    without effect: 'mlp\\.gelu': backward needs none of these outputs",
         "",
         "note: one micro-batch",
-        "the compiled graph does NOT do what the policy asks: 2 MoveTo pairs, 2.0 KiB swapped per micro-batch",
+        "the compiled graph does NOT follow the policy: 2 MoveTo pairs, 2.0 KiB swapped per micro-batch",
     ]
 
 
 def test_what_is_copied_for_nothing_has_its_bytes():
     step = swap.graph([*swap.forward(), swap.copy_out("out", "gelu", prefetch=5)], saved="matmul gelu")
     text = format_effect([swap.compare(step, swap.policy(r"mlp\.gelu"))], False).splitlines()
-    assert "    copied out and never read back: 1.0 KiB float32[256] of mlp, for nothing" in text
-    assert text[-1].endswith("0 MoveTo pairs, 0 B swapped per micro-batch, 1.0 KiB more copied out and never read back")
+    assert "    offloaded and never prefetched: 1.0 KiB float32[256] of mlp, for nothing" in text
+    assert text[-1].endswith("0 MoveTo pairs, 0 B swapped per micro-batch, 1.0 KiB more offloaded and never prefetched")
 
 
 def test_layers_of_which_there_is_nothing_to_say_have_no_heading():
@@ -73,8 +73,7 @@ def test_recompute():
         "    recomputed mlp Matmul",
         "    recomputed mlp Gelu",
         "",
-        "swap is off; MindFormers' own recompute in the compiled graph does what recompute_config asks: "
-        "2.0 KiB less kept per micro-batch",
+        "swap is off; the compiled graph follows recompute_config: 2.0 KiB less kept per micro-batch",
     ]
     data = recompute_effect_to_json(effects, True)
     assert (data["ok"], data["layers"][0]["operators"]) == (True, ("mlp Matmul", "mlp Gelu"))

@@ -287,8 +287,8 @@ def test_stages_that_wait_for_each_other_are_named():
         run("V0@3 S1@0", "V0@1 S1@2")
     assert str(error.value) == (
         "pipeline stages wait for each other: "
-        "stage 0 stands at operator 0 (receive 0, micro-batch 0), which waits for operator 3 (send 3, micro-batch 0); "
-        "stage 1 stands at operator 2 (receive 2, micro-batch 0), which waits for operator 1 (send 1, micro-batch 0)"
+        "stage 0 is at operator 0 (receive 0, micro-batch 0), which waits for operator 3 (send 3, micro-batch 0); "
+        "stage 1 is at operator 2 (receive 2, micro-batch 0), which waits for operator 1 (send 1, micro-batch 0)"
     )
 
 

@@ -55,7 +55,7 @@ def test_an_offset_for_each_chunk():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"num_stages": 3}, "leave a rest of 1"),
+        ({"num_stages": 3}, "leave a remainder of 1"),
         ({"num_stages": 3, "num_chunks": 2, "scheduler": "zero_bubble_v"}, "it takes 6 micro-batches or more"),
         ({"num_stages": 2, "scheduler": "zero_bubble_h"}, "'zero_bubble_h' is not known"),
     ],

@@ -112,8 +112,8 @@ class Session2x(logging.Handler):
         if missing and not self.set_lines:
             logger.warning(
                 "mindswap: swap and recompute of the file have no effect (%d lines `Set ...` are missing, the first is "
-                "%r): MindFormers 2.1.0 applies both with several processes only, and says nothing. For swap in one "
-                "process: mindswap: {swap_engine: mindswap}", len(missing), missing[0],
+                "%r): MindFormers 2.1.0 applies both with several processes only, and ignores them silently. For swap "
+                "in one process: mindswap: {swap_engine: mindswap}", len(missing), missing[0],
             )  # fmt: skip
         elif missing:
             logger.warning("mindswap: MindFormers did not log what `mindswap explain` shows: %s", "; ".join(missing))

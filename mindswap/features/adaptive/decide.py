@@ -63,7 +63,7 @@ def _finish(state: State, event: Ended) -> Next:
     if event.outcome is Outcome.FINISHED:
         return _end(state, 0, "; ".join(filter(None, ("the training finished", event.text))))
     if event.outcome is Outcome.INTERRUPTED:
-        return _end(state, 130, "interrupted; the same command goes on from the newest checkpoint")
+        return _end(state, 130, "interrupted; the same command continues from the newest checkpoint")
     return _end(state, event.exit_code, f"the training failed (not out of memory):\n{event.text}")
 
 
@@ -83,7 +83,7 @@ def _take_plan(state: State, answer: TrainingPlan | NothingFits) -> Next:
         return _consider(state, state.running, answer)
     if isinstance(answer, NothingFits):
         if times := _proven(state):
-            return _start(state, min(times, key=times.__getitem__), "no better plan: back to one that ran")
+            return _start(state, min(times, key=times.__getitem__), "no better plan: returning to one that ran")
         minimum_bytes = answer.smallest_budget_bytes
         need = f": at least {format_bytes(minimum_bytes)} are needed" if minimum_bytes is not None else ""
         return _end(state, 1, f"no plan fits {format_bytes(state.budget_bytes)}{need}")
@@ -141,7 +141,7 @@ def _reason_to_stay(state: State, event: Measured) -> str:
     if _has_no_restart(state):
         return f"all {state.settings.max_restarts} restarts are used"
     if (event.num_steps - event.step) * event.step_time_ns <= event.startup_ns:
-        return "the rest takes no longer than a restart"
+        return "the remaining steps take no longer than a restart"
     return ""
 
 
@@ -232,8 +232,8 @@ def _killed(state: State, step: int, text: str) -> Next:
     if _has_no_restart(state):
         return _give_up(state, text)
     if _num_kills_without_progress(state) >= MAX_KILLS_WITHOUT_PROGRESS:
-        return _end(state, 1, f"{text}, {MAX_KILLS_WITHOUT_PROGRESS} times without getting further")
-    return _start(state, plan, f"{text} at step {step}, no log speaks of memory: retrying with the same plan")
+        return _end(state, 1, f"{text}, {MAX_KILLS_WITHOUT_PROGRESS} times without progress")
+    return _start(state, plan, f"{text} at step {step}, no log reports a lack of memory: retrying with the same plan")
 
 
 def _num_kills_without_progress(state: State) -> int:

@@ -39,7 +39,7 @@ def format_summary(state: State) -> str:
     lines = [
         format_table(header, rows),
         "",
-        f"restarts: {state.num_restarts} of {state.settings.max_restarts} allowed, {sum(lost)} steps done again; "
+        f"restarts: {state.num_restarts} of {state.settings.max_restarts} allowed, {sum(lost)} steps repeated; "
         f"memory {format_bytes(state.settings.memory_bytes)}, budget now {format_bytes(state.budget_bytes)}",
         f"corrections of the model: peak {format_signed(correction.static_offset_bytes)}, "
         f"compute {correction.compute_permille / 1000:.2f} x, links {correction.link_permille / 1000:.2f} x",

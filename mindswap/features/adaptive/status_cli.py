@@ -12,7 +12,7 @@ examples:
   mindswap status output/msrun_log
   mindswap status --json output/msrun_log | jq '.attempts[-1]'
 
-DIR is the run directory: the --log_dir of msrun. It may be asked at any time, from any terminal.
+DIR is the run directory: the --log_dir of msrun. The command works at any time, from any terminal.
 """
 
 
@@ -29,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
     if is_at_work:
         text += "\nrunning"
     elif not state.exit_reason:
-        text += "\nnot running, and it did not end by itself: the same command goes on with it"
+        text += "\nnot running, but not finished: the same command continues it"
     return answer(args, summary_to_json(state, is_at_work), text)

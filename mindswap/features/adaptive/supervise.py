@@ -154,7 +154,7 @@ class AdaptiveRun:
         origin = f"from the checkpoint of step {step}" if step else "from the beginning"
         folder = attempt_folder(self.run_dir, number)
         self.report_status(
-            f"attempt {number}: {origin}{f', {lost} steps are done again' if lost > 0 else ''}; logs: {folder}"
+            f"attempt {number}: {origin}{f', {lost} steps are repeated' if lost > 0 else ''}; logs: {folder}"
         )
         return Started(step)
 
@@ -202,7 +202,7 @@ class AdaptiveRun:
         missing = self.nodes.full_disks()
         if not missing:
             return event
-        fix = "    fix:     make room there; the same command goes on from the newest checkpoint"
+        fix = "    fix:     make room there; the same command continues from the newest checkpoint"
         return replace(event, text="\n".join([event.text, *(f"    {line}" for line in missing), fix]))
 
     def _load(self) -> State:

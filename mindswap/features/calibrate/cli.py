@@ -21,18 +21,21 @@ examples:
   mindswap simulate llama2_7b.yaml --device device.yaml
 
 PROFILE is the output_path of mindspore.Profiler or torch_npu.profiler, the folder of one rank in it, or an output
-folder of msprof; all ranks below it are read as one. Profile a few steps at profiler level 2: level 1 writes no
-sizes of copies, level 0 no shapes. What the profile does not show keeps the figure of --device. Exit code 1, and no
-file, where the profile shows nothing or the fitted figures do not explain it.
+folder of msprof; all ranks in it are combined. Profile a few steps at profiler level 2: level 1 has no sizes of copies,
+level 0 no shapes. Figures that the profile does not contain are taken from --device. Exit code 1, and no file, if the
+profile contains no figure, or if the fitted figures do not reproduce its times.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments and options of the command."""
-    parser.add_argument("profile", metavar="PROFILE", type=Path, help="what the profiler wrote")
+    parser.add_argument("profile", metavar="PROFILE", type=Path, help="output folder of the profiler")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="device file to write (.yaml)")
     parser.add_argument(
-        "--device", metavar="NAME", default=DEFAULT_DEVICE, help=f"begin with: a file, or {', '.join(list_devices())}"
+        "--device",
+        metavar="NAME",
+        default=DEFAULT_DEVICE,
+        help=f"device to start from: a file, or {', '.join(list_devices())}",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
     add_json(parser)

@@ -21,7 +21,7 @@ STDIN = "standard input"
 EPILOG = """\
 examples:
   mindswap check llama2_7b.yaml
-  mindswap check --network llama2_7b.yaml        build the network to learn its operator names, whatever a table says
+  mindswap check --network llama2_7b.yaml        operator names from the network, not from a table
   mindswap check --ignore overlap llama2_7b.yaml
   mindswap check a.yaml b.yaml; cat a.yaml | mindswap check -
   mindswap check --num-layers 80 --json my.yaml | jq .problems
@@ -30,22 +30,27 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments and options of the command."""
-    parser.add_argument(
-        "configs", metavar="CONFIG", nargs="+", help="the YAML file, or several; - reads standard input"
-    )
+    parser.add_argument("configs", metavar="CONFIG", nargs="+", help="one or more YAML files; - reads standard input")
     add_json(parser)
     add_num_layers(parser)
     name_source = parser.add_mutually_exclusive_group()
-    name_source.add_argument("--table", action="store_true", help="take operator names from a table of models only")
     name_source.add_argument(
-        "--network", action="store_true", help="take them from the network that MindFormers builds, not from a table"
+        "--table", action="store_true", help="take operator names from the table of known models only"
+    )
+    name_source.add_argument(
+        "--network",
+        action="store_true",
+        help="take operator names from the network that MindFormers builds, not from the table",
     )
     parser.add_argument(
         "--ignore",
         metavar="RULE",
         default=[],
         action="append",
-        help="only count the warnings of a rule (the word in brackets); also `mindswap: {ignore: [RULE]}` in CONFIG",
+        help=(
+            "count the warnings of a rule (the word in brackets) without printing them; "
+            "also `mindswap: {ignore: [RULE]}` in CONFIG"
+        ),
     )
 
 

@@ -27,7 +27,7 @@ examples:
 Baselines are tried on the network of the first configuration:
 {_BASELINES}
 
-Exit code 1 if none of them fits.
+Exit code 1 if none fits.
 """
 
 

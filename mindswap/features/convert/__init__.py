@@ -109,7 +109,7 @@ def _read(config: str, target: str | None) -> tuple[Document, str]:
     if file_document.get(BASE_CONFIG) is not None:
         _refuse_inherited(file_document, document)
         if target and Path(target).resolve().parent != Path(config).resolve().parent:
-            raise LaunchError(f"{config} is based on other files ({BASE_CONFIG}); write the result beside it")
+            raise LaunchError(f"{config} is based on other files ({BASE_CONFIG}); write the result into its folder")
     return document, text
 
 
@@ -118,7 +118,7 @@ def _refuse_inherited(file_document: Document, merged_document: Document) -> Non
     for section in ("swap_config", "recompute_config", "mindswap"):
         section_of_file, merged = file_document.get(section), merged_document.get(section)
         if merged is not None and (section_of_file is None or to_data(section_of_file) != to_data(merged)):
-            message = f"{section}: a part of it stands in another file ({BASE_CONFIG})"
+            message = f"{section}: a part of it is in another file ({BASE_CONFIG})"
             fix = f"copy {section} into {file_document.file}"
             raise PolicyError([Problem(merged.location, "convert", Level.ERROR, message, fix=fix)])
 
@@ -213,7 +213,11 @@ def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Probl
     )
     unknown = tuple(
         Problem(
-            Location(name), RULE, Level.WARNING, f"{word}: what it stands for is not known without a run", subject=word
+            Location(name),
+            RULE,
+            Level.WARNING,
+            f"{word}: its value is not known without running the script",
+            subject=word,
         )
         for word in command.unknown
     )

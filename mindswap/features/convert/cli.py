@@ -31,7 +31,7 @@ examples:
       --pipeline-model-parallel-size 4 llama2_7b.yaml -o new.yaml
   mindswap convert --from megatron --from-args pretrain_gpt.sh llama2_7b.yaml -o new.yaml
 
-Comments and order of CONFIG stay. A launch script is read, not run; options given here go before those in it.
+Comments and the order of keys in CONFIG are kept. A launch script is read, not run; options given here take precedence.
 """
 
 
@@ -41,34 +41,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", choices=("index", "2.x", "1.9"), help="form of recompute_config, or version of MindFormers"
     )
-    parser.add_argument("--from", dest="source", choices=("megatron",), help="take the settings from its options")
+    parser.add_argument(
+        "--from", dest="source", choices=("megatron",), help="take the settings from options of Megatron-LM"
+    )
     parser.add_argument(
         "--ops-per-layer",
         metavar="N",
         type=number_from(1, MAX_LAYERS),
-        help="operators of a layer in backward, for distances between versions; default is a table of the model",
+        help=(
+            "backward operators of a layer, to convert prefetch distances between versions; "
+            "default is the table of the model"
+        ),
     )
     parser.add_argument(
         "--trace",
         metavar="FILE",
-        help="between versions: a step of the same model (mindswap trace); settings that move the same tensors",
+        help="between versions: a recorded step of the same model (mindswap trace); the result swaps the same tensors",
     )
     destination = parser.add_mutually_exclusive_group()
     destination.add_argument(
-        "-o", "--output", metavar="FILE", type=optional_path, help="write here; default is the terminal"
+        "-o", "--output", metavar="FILE", type=optional_path, help="output file; default is the terminal"
     )
     destination.add_argument("--in-place", action="store_true", help="change CONFIG itself")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
     add_json(parser)
     megatron = parser.add_argument_group("with --from megatron")
     megatron.add_argument("--from-args", metavar="FILE", help="a launch script, or a file with options; - reads stdin")
-    megatron.add_argument("--family", default="llama", choices=sorted(FAMILIES), help="operator names without CONFIG")
+    megatron.add_argument(
+        "--family",
+        default="llama",
+        choices=sorted(FAMILIES),
+        help="model family whose operator names are used without CONFIG",
+    )
     megatron.add_argument(
         "--backward-prefetch",
         metavar="N",
         type=number_from(1, MAX_LAYERS),
         default=1,
-        help="of what is offloaded; default 1",
+        help="backward_prefetch of offloaded activations; default 1",
     )
     for name, option in OPTIONS.items():
         if option.kind is OptionKind.FLAG:
@@ -125,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_unfit(args: argparse.Namespace, of_megatron: list[str]) -> None:
     """Refuse options that do not go together."""
     if args.source is None and args.to is None:
-        raise LaunchError("say what to do: --to index, 2.x or 1.9, or --from megatron")
+        raise LaunchError("choose a conversion: --to index, 2.x or 1.9, or --from megatron")
     if args.source is not None and args.to is not None:
         raise LaunchError("--to has no meaning with --from megatron: the result is in layer indices")
     if args.source is None and (args.config is None or of_megatron or args.from_args):

@@ -15,8 +15,8 @@ examples:
   zcat wiki.txt.gz | mindswap prepare-data - --output wiki.mindrecord --seq-length 4096 --tokenizer tokenizer.json
 
 Without --tokenizer the tokens are bytes: pad 0, bos 1, eos 2, byte value + 3; vocab_size 259.
-A document (file) ends with eos; documents follow each other and are cut into samples of
-seq_length + 1 tokens, the column input_ids of CausalLanguageModelDataset.
+A document (file) ends with eos. Documents are concatenated and split into samples of seq_length + 1 tokens, the
+column input_ids of CausalLanguageModelDataset.
 """
 
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X.mindrecord",
         type=Path,
         required=True,
-        help="file to write; X.mindrecord.db comes with it",
+        help="file to write; X.mindrecord.db is written as well",
     )
     parser.add_argument("--seq-length", metavar="N", type=int, required=True, help="seq_length of the model")
     parser.add_argument(

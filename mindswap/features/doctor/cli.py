@@ -14,13 +14,13 @@ examples:
   mindswap doctor --json | jq -r '.findings[].check'
 
 No device is needed, and nothing is compiled. The exit code is 1 if a training would not start, or would not swap.
-With CONFIG, also what this training needs: host memory for what it swaps and loads, and what `mindswap check` finds.
+With CONFIG it also checks this training: host memory for swap and for loading, and the findings of `mindswap check`.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments and options of the command."""
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of a training that is to run here")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of a training to run on this machine")
     add_json(parser)
 
 

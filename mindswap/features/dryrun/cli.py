@@ -66,16 +66,16 @@ examples:
   mindswap dryrun pretrain_2x.yaml --against none         # of MindFormers 2.x, in PyNative mode
   mindswap dryrun --json llama2_7b.yaml | jq '.stages[].used_peak_bytes'
 
-Any Linux machine with MindSpore 2.9.0 will do: stand-ins for CANN's libraries are made from the wheel itself (half a
-minute, once; needs a C compiler, or ziglang of PyPI). No kernel runs, so there are no times and no values, nothing runs
-out of memory, and workspaces, which a dry run does not know, are simulated. All layers run; where a stage has more than
-16 of them and that takes more than three minutes, the memory is extrapolated from two short models, if the simulator's
-extrapolation from the same models is less than 1 % off.
+It runs on any Linux machine with MindSpore 2.9.0. Stand-ins for CANN's libraries are built from the wheel once, in half
+a minute, by a C compiler or PyPI's ziglang. No kernel runs, so there are no times, no values, and no error for lack
+of memory. Workspaces are simulated, because a dry run does not know them.
+All layers run. If a stage has more than 16 and they take more than three minutes, the memory is extrapolated from two
+models with fewer layers, provided that the simulator's extrapolation from the same models is less than 1 % off.
 A configuration of MindFormers 2.x (PyNative) runs with its own trainer, which needs mindformers 2.1.0 and mindspore
-2.10.0 (docs/mindformers_2x.md): one rank, or one of each pipeline stage, each in a process of its own; so of the
-options only --layers, --full, --against, --cards, --keep and those of the device.
-Exit code 1 if the peak with workspace is above the memory that may be used; with fragments, too, where the pool of the
-device maps no pages (--fragments, docs/dryrun.md).
+2.10.0 (docs/mindformers_2x.md): one rank per pipeline stage, each in its own process. Its options are --layers, --full,
+--against, --cards, --keep and those of the device.
+Exit code 1 if the peak with workspace exceeds the usable memory. If the memory pool of the device has no virtual memory
+mapping, fragmentation counts as well (--fragments, docs/dryrun.md).
 """
 
 
@@ -83,7 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments and options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     parser.add_argument(
-        "--ranks", metavar="R,...", type=_numbers(0), default=(), help="default is the first of each pipeline stage"
+        "--ranks",
+        metavar="R,...",
+        type=_numbers(0),
+        default=(),
+        help="ranks to run; default is the first of each pipeline stage",
     )
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
@@ -100,9 +104,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare with another dry run; none: no swap, no recompute; recompute: full recompute, no swap",
     )
     parser.add_argument(
-        "--cards", metavar="N", type=number_from(1, MAX_NUMBER), help="of MindFormers 2.x: cards of the training"
+        "--cards",
+        metavar="N",
+        type=number_from(1, MAX_NUMBER),
+        help="with MindFormers 2.x: number of cards of the training",
     )
-    parser.add_argument("--jobs", metavar="N", type=number_from(1, 64), default=1, help="processes at a time (1)")
+    parser.add_argument(
+        "--jobs", metavar="N", type=number_from(1, 64), default=1, help="number of parallel processes (1)"
+    )
     parser.add_argument(
         "--keep", metavar="FOLDER", type=Path, help="keep logs and MindSpore's own tables in this folder"
     )
@@ -124,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     if find_format(document) is ConfigFormat.PYNATIVE and not find_errors(document.problems):
         return run_2x(args, document)
     if args.cards is not None:
-        raise LaunchError("--cards: of MindFormers 2.x only: a configuration of 1.9 says how many cards it is for")
+        raise LaunchError("--cards: of MindFormers 2.x only: a configuration of 1.9 specifies its number of cards")
     require_folders(args.plot, args.html, args.snapshot)
     require_folder(args.insight)
     against = _load_comparison(args.against, args.config, load_trainable(Path(args.config)))

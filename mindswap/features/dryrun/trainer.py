@@ -37,8 +37,8 @@ STAND_IN_NOTE = (
     "documentation"
 )
 APPLIED_NOTE = (
-    "MindFormers 2.1.0 applies swap and recompute only with several processes, and in one process says nothing: the "
-    "dry run applies them as with several"
+    "MindFormers 2.1.0 applies swap and recompute only with several processes, and ignores them silently in one "
+    "process: the dry run applies them as with several"
 )
 
 # Settings that `sharded_rank` computes.
@@ -186,7 +186,9 @@ def extrapolate(low: TrainerStep, high: TrainerStep, num_layers: int) -> Trainer
 def _own_swap_note(report: Mapping[str, Any]) -> str:
     """Return what mindswap's own executor did, of its report."""
     as_predicted = "all as predicted" if report["is_as_predicted"] else f"{report['num_as_predicted']} as predicted"
-    held = f"; {format_bytes(report['held_bytes'])} stayed, as other code held them" if report["held_bytes"] else ""
+    held = ""
+    if report["held_bytes"]:
+        held = f"; {format_bytes(report['held_bytes'])} were not freed, as other code references them"
     return (
         f"mindswap's own executor swapped {report['num_passes']} passes, {as_predicted}, with the "
         f"schedule of a step that a dry run recorded before: no pass ran without swap{held}"
@@ -205,7 +207,7 @@ def _stage_notes(document: Document, stages: Sequence[TrainerStep]) -> list[str]
     )
     return [
         f"each pipeline stage ran in a process of its own, {in_flight}; memory by phase, and what cells add, are of "
-        f"stage {highest}, which needs most"
+        f"stage {highest}, the one with the highest peak"
     ]
 
 

@@ -19,13 +19,13 @@ EPILOG = """\
 examples:
   mindswap example trial
 
-A Llama of four layers with swap, and text of Python's own help. What it prints are the commands to go on with.
+Writes a Llama of four layers with swap, and a text from Python's own help, and prints the next commands.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments and options of the command."""
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to write them; made if it is not there")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder for the files; created if needed")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ examples:
   mindswap explain --json llama2_7b.yaml | jq '.layers'
 
 With swap off it shows MindFormers' own recompute: the `Formative ...` lines as MindFormers logs them (but with
-single backslashes in names), then the layers. Where `mindswap check` finds errors, those are printed instead.
+single backslashes in names), then the layers. If `mindswap check` finds errors, they are printed instead.
 """
 
 

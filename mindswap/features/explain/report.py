@@ -100,7 +100,7 @@ def _format_cells(explanation: Explanation) -> str:
         in_part = [index for index in cell.layers if index in selected and index not in recomputed]
         cells = (", ".join(index_runs(indices)) or "-" for indices in (cell.layers, full, in_part))
         rows.append((str(cell.stage), str(cell.chunk), *cells))
-    return format_table(("stage", "chunk", "layers", "recomputed whole", "in part"), rows)
+    return format_table(("stage", "chunk", "layers", "fully recomputed", "in part"), rows)
 
 
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:

@@ -46,10 +46,10 @@ examples:
   mindswap inspect llama2_7b.yaml --plot saved.png
   mindswap inspect --json llama2_7b.yaml | jq '.total'
 
-Sizes are of one micro-batch: with --rank as that rank has it, by the strategies that the model sets for
-tensor, sequence, context and pipeline parallel; without it on one rank that has the whole model.
-What was compiled once is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap; where others can write to the latter, or
-you cannot, in mindswap-user-UID in the temporary folder. A $MINDSWAP_CACHE that others can write to is not used.
+Sizes are of one micro-batch. With --rank they are those of this rank, sharded by the strategies of the model for
+tensor, sequence, context and pipeline parallel; without it, those of one rank with the full model.
+Compiled graphs are cached in $MINDSWAP_CACHE, or ~/.cache/mindswap. If that folder is not writable, or other users can
+write to it, the cache is mindswap-user-UID in the temporary folder. A $MINDSWAP_CACHE of that kind is not used.
 """
 
 
@@ -58,9 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", metavar="CONFIG", help="YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"
     )
-    parser.add_argument("--layers", metavar="LIST", type=parse_layers, help="only these, e.g. 0,3-5")
+    parser.add_argument("--layers", metavar="LIST", type=parse_layers, help="only these layers, e.g. 0,3-5")
     add_rank(parser)
-    parser.add_argument("--by", default="operator", choices=("layer", "operator", "cell"), help="what a row is")
+    parser.add_argument(
+        "--by",
+        default="operator",
+        choices=("layer", "operator", "cell"),
+        help="print one row per layer, operator or cell",
+    )
     add_plot(parser)
     add_no_cache(parser)
     add_json(parser)

@@ -250,7 +250,7 @@ class BatchSearch:
         self.captured[candidate.capture_id] = captured
         self.is_over = self.is_over or plan.is_interrupted
         if not plan.fits:
-            reason = f"nothing found fits; the least is {format_bytes(plan.smallest_budget_bytes)}"
+            reason = f"no plan found fits; the minimum is {format_bytes(plan.smallest_budget_bytes)}"
             return replace(candidate.plan, reason=reason, is_simulated=True)
         step = load_task(
             replace(candidate.task, captured=captured), self.folder / str(len(self.plans))

@@ -81,7 +81,7 @@ def reject_conflicting_options(args: argparse.Namespace) -> None:
     single_batch_options += "" if all(map(is_states_pin, args.pin)) else " --pin"
     refuse_given(args, single_batch_options, "{}: is for one batch", fix)
     if args.strategy is None and args.stages and _has_one_stage(args.config):
-        refuse_given(args, "--stages", "{}: there is one stage", "--strategy auto beside it, or leave it out")
+        refuse_given(args, "--stages", "{}: there is one stage", "--strategy auto with it, or leave it out")
     if is_trace_path(args.config) or is_2x(load_document(args.config)):
         raise PlanError(
             "--batch-size, --micro-batches, --strategy, --stages: are for files of MindFormers 1.9\n"

@@ -64,14 +64,14 @@ examples:
   mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
   mindswap plan llama2_7b.yaml --memory 40GiB --simple     # at most 6 entries, and what that costs
   mindswap plan llama2_7b.yaml --memory 40GiB --pin 'attention\\.flash_attention=swap' --pin 'feed_forward=keep'
-  mindswap plan llama2_7b.yaml --memory 40GiB --pin optimizer=keep     # no optimizer states on the host
-  mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # until it fits on MindSpore's Ascend backend
-  mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
+  mindswap plan llama2_7b.yaml --memory 40GiB --pin optimizer=keep     # optimizer states stay on the card
+  mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # repeat until a dry run fits
+  mindswap plan llama2_7b.yaml --objective memory          # least memory at almost no cost in time
   mindswap plan llama2_7b.yaml --sweep --plot pareto.png   # step time against memory, with common settings as points
   mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    # MindFormers 2.x
-  mindswap plan llama2_7b.yaml --batch-size auto -o best.yaml       # other micro-batches, as many samples a step
+  mindswap plan llama2_7b.yaml --batch-size auto -o best.yaml       # other micro-batch sizes, same global batch
   mindswap plan llama2_7b.yaml --strategy auto --cards 8 -o best.yaml    # data, tensor, pipeline, expert parallel
-  mindswap plan llama2_13b.yaml --stages auto -o best.yaml               # other numbers of layers on the stages
+  mindswap plan llama2_13b.yaml --stages auto -o best.yaml               # other numbers of layers per stage
   mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
 
 Before it is written, a plan is verified as by `mindswap verify`, in a compile of 5 minutes at most; a plan that the
@@ -87,13 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
-        "-o", "--output", metavar="FILE", type=optional_path, help="write the configuration with the plan here"
+        "-o", "--output", metavar="FILE", type=optional_path, help="file for the configuration with the plan"
     )
     either.add_argument("--in-place", action="store_true", help="change CONFIG itself")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
-    parser.add_argument("--trace", metavar="FILE", help="step of the network, for a CONFIG of MindFormers 2.x")
+    parser.add_argument("--trace", metavar="FILE", help="recorded step of the network, for a CONFIG of MindFormers 2.x")
     parser.add_argument(
-        "--allow", metavar="swap,recompute", default="swap,recompute", help="what the plan may do; default is both"
+        "--allow", metavar="swap,recompute", default="swap,recompute", help="what the plan may use; default is both"
     )
     parser.add_argument(
         "--objective", default="time", choices=[objective.value for objective in Objective], help="default is time"
@@ -115,8 +115,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         action="append",
         help=(
-            "decide about operators or cells in all layers: swap (swap:12 with its backward_prefetch, else 10), "
-            "recompute, or keep; optimizer=swap or optimizer=keep about optimizer states; may be given several times"
+            "fix the decision for operators or cells in all layers: swap (swap:12 sets backward_prefetch, default 10), "
+            "recompute, or keep; optimizer=swap or optimizer=keep for optimizer states; can be repeated"
         ),
     )
     parser.add_argument("--explain", action="store_true", help="explain why these operators are swapped or recomputed")
@@ -124,61 +124,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help=(
-            "dry run the plan on MindSpore's Ascend backend, and plan again until it fits there, three times at most"
-        ),
+        help=("dry run the plan on MindSpore's Ascend backend, and replan until it fits, at most three times"),
     )
     parser.add_argument(
         "--sweep",
         action="store_true",
-        help="plans for many budgets, from keeping everything down to the minimum memory",
+        help="plan for many budgets, from keeping all activations down to the minimum memory",
     )
     parser.add_argument(
         "--batch-size",
         metavar="auto|N,...",
         type=numbers_or_auto,
-        help="plan for other numbers of samples of a micro-batch, and write the fastest; a step keeps its samples",
+        help="plan for other micro-batch sizes, and write the fastest; the global batch stays the same",
     )
     parser.add_argument(
         "--micro-batches",
         metavar="auto|N,...",
         type=numbers_or_auto,
-        help="plan for other numbers of micro-batches of a step, and write the fastest; a step keeps its samples",
+        help="plan for other numbers of micro-batches per step, and write the fastest; the global batch stays the same",
     )
-    parser.add_argument("--any-global-batch", action="store_true", help="with both: the samples of a step may change")
+    parser.add_argument(
+        "--any-global-batch",
+        action="store_true",
+        help="with --batch-size and --micro-batches: the global batch may change",
+    )
     parser.add_argument(
         "--strategy",
         choices=["auto"],
         help=(
-            "plan for all that MindFormers takes of data, tensor, pipeline, expert and sequence parallel, and write"
-            " the fastest; a step keeps its samples, and so does a micro-batch without --batch-size"
+            "plan for all combinations of data, tensor, pipeline, expert and sequence parallel that MindFormers "
+            "accepts, and write the fastest; the global batch stays the same, without --batch-size the micro-batch, too"
         ),
     )
     parser.add_argument(
         "--stages",
         choices=["auto"],
-        help="plan for other numbers of layers on the pipeline stages (offset), and write the fastest",
+        help="plan for other numbers of layers per pipeline stage (offset), and write the fastest",
     )
     parser.add_argument(
         "--cards",
         metavar="N",
         type=number_from(1),
-        help="with --strategy, or of MindFormers 2.x: cards of the training; default is that of CONFIG",
+        help="with --strategy or MindFormers 2.x: number of cards of the training; default is that of CONFIG",
     )
     parser.add_argument(
         "--jobs",
         metavar="N",
         type=number_from(1, 256),
         default=1,
-        help="processes for --batch-size, --micro-batches, --strategy and --stages (1)",
+        help="parallel processes for --batch-size, --micro-batches, --strategy and --stages (1)",
     )
     parser.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="the same on all CPUs of a Ray cluster (pip install '.[ray]' in a checkout), or auto",
+        help="use all CPUs of a Ray cluster at this address, or auto (pip install '.[ray]' in a checkout)",
     )
     add_html(parser)
-    parser.add_argument("--plot", metavar="FILE", type=optional_path, help="picture of file and plan, or of --sweep")
+    parser.add_argument(
+        "--plot", metavar="FILE", type=optional_path, help="write a picture of the step before and after, or of --sweep"
+    )
     add_no_cache(parser)
     add_json(parser)
     add_expert_skew(parser)

@@ -106,7 +106,7 @@ def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
     if attempts[-1].failure:
         lines.append(f"no plan: {attempts[-1].failure}")
     elif report is None:
-        lines.append("no plan: with what the backend needs more nothing fits into the budget\n    fix: more memory")
+        lines.append("no plan: with the extra memory of the backend nothing fits into the budget\n    fix: more memory")
     elif not report.fits:
         lines.append(f"no plan fits on the backend after {len(attempts)} of {MAX_ATTEMPTS}\n    fix: more memory")
     return "\n".join(lines)
@@ -199,8 +199,8 @@ def _verify_in_subprocess(
     layers = answer.data["layers"]
     faults = dict.fromkeys(text for layer in layers for text in _find_ineffective_names(layer))
     if answer.data.get("optimizer_states", {"ok": True})["ok"] is False:
-        faults["optimizer: {swap: True} is not done as asked"] = None
-    verdict = PlanVerdict(False, "; ".join(["the compiled graph does NOT do what the plan asks", *faults]))
+        faults["optimizer: {swap: True} has not the specified effect"] = None
+    verdict = PlanVerdict(False, "; ".join(["the compiled graph does NOT follow the plan", *faults]))
     ineffective: dict[int, set[str]] = {}
     for layer in layers:
         if layer.get("without_effect"):

@@ -177,10 +177,10 @@ def _round_up(size_bytes: int) -> str:
 def _policy_lines(plan: Plan) -> list[str]:
     policy = plan.policy
     lines = [f"swap       {e.pattern}  prefetch {e.prefetch}  {_layers(e.layers)}" for e in policy.op_swap]
-    lines += [f"swap       whole layers  prefetch {e.prefetch}  {_layers(e.layers)}" for e in policy.layer_swap]
+    lines += [f"swap       full layers  prefetch {e.prefetch}  {_layers(e.layers)}" for e in policy.layer_swap]
     lines += [f"recompute  {e.pattern}  {_layers(e.layers)}" for e in policy.select_recompute]
     if policy.layer_recompute:
-        lines.append(f"recompute  whole layers  {_layers(policy.layer_recompute)}")
+        lines.append(f"recompute  full layers  {_layers(policy.layer_recompute)}")
     if policy.output_recompute:
         lines.append(f"recompute  their outputs, with the layers after them  {_layers(policy.output_recompute)}")
     return lines or ["nothing is swapped and nothing is recomputed: all activations fit"]

@@ -204,7 +204,7 @@ def format_trainer_attempts(attempts: Sequence[TrainerAttempt]) -> str:
     if last.failure:
         lines.append(f"the dry run failed: {last.failure}")
     elif last.dry_run is None:
-        lines.append("no plan: with what the dry run needs more nothing fits into the budget\n    fix: more memory")
+        lines.append("no plan: with the extra memory of the dry run nothing fits into the budget\n    fix: more memory")
     elif not last.fits:
         needed = format_bytes(last.dry_run.step.used_peak_bytes)
         lines.append(f"no plan fits in the dry run after {len(attempts)}: it needs {needed}\n    fix: more memory")

@@ -77,7 +77,7 @@ def prove(request: ProofRequest, document: Document, archives_old: bool, begin_s
     finally:
         stop_descendants()
     if proof is None:
-        request.report_status(f"no run was started; {request.folder} has what there is")
+        request.report_status(f"no run was started; results so far are in {request.folder}")
         return ProveResult(None, None, code)
     proof = replace(proof, is_interrupted=code > 1, wall_s=time.monotonic() - begin_s)
     proof = replace(proof, checks=make_checks(proof))
@@ -131,7 +131,7 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
     if kept is not None:
         notes.append(
             f"{num_layers} of {checked.num_layers} layers run: each follows the settings of layer "
-            f"{', '.join(map(str, kept))} of the whole model, in this order."
+            f"{', '.join(map(str, kept))} of the full model, in this order."
         )
     header = f"Made by mindswap prove from {request.config}; changed there:\n" + "\n".join(changes)
     write_new(request.file("yaml"), format_config(config, header))

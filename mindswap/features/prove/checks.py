@@ -60,7 +60,7 @@ def _check_run(proof: Proof, variant: Variant) -> Iterator[Check]:
 
 def _check_effect(variant: Variant) -> Iterator[Check]:
     effect = variant.effect or {}
-    name, expected = "compiled graph", "does what the configuration asks, no more and no less"
+    name, expected = "compiled graph", "follows the configuration exactly"
     layers, logs = effect.get("layers"), effect.get("logs")
     if effect.get("error"):
         yield Check(variant.name, name, expected, "could not be compiled", Verdict.FAIL, effect["error"])

@@ -39,30 +39,41 @@ examples:
   mindswap prove llama2_7b.yaml --layers 8 --ray auto --nodes 2 --worker-num 16
   mindswap prove llama2_7b.yaml --layers 4 --json | jq '.checks[] | select(.verdict == "fail")'
 
-Exit code 0: every check holds, or cannot be seen on this machine; 1 if one does not hold. On a CPU the runs are real,
-and memory, step time and copies are not visible. Read report.html; support_bundle.tar.gz has what to send for a report.
+Exit code 0: every check passes, or cannot be made on this machine; 1 if one fails. On a CPU the runs are real, but
+memory, step time and copies cannot be measured. Read report.html; send support_bundle.tar.gz with a report.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments and options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
-    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path, default=Path("proof"), help="default is proof")
-    parser.add_argument("--overwrite", action="store_true", help="put an earlier FOLDER aside as FOLDER.old1")
-    parser.add_argument("--layers", metavar="N", type=number_from(1), help="cut the model to N layers; default is all")
+    parser.add_argument(
+        "-o", "--output", metavar="FOLDER", type=Path, default=Path("proof"), help="folder for the results (proof)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="rename an existing FOLDER to FOLDER.old1")
+    parser.add_argument(
+        "--layers", metavar="N", type=number_from(1), help="run the first N layers only; default is all"
+    )
     parser.add_argument("--steps", metavar="N", type=number_from(3), default=5, help="steps of each run (5)")
     parser.add_argument(
-        "--worker-num", metavar="N", type=number_from(1), help="workers, one per card; default: CONFIG's, 8 at most"
+        "--worker-num",
+        metavar="N",
+        type=number_from(1),
+        help="number of workers, one per card; default is that of CONFIG, at most 8",
     )
-    parser.add_argument("--variants", metavar="off,yaml,plan", type=_variants, default=VARIANTS, help="default is all")
+    parser.add_argument(
+        "--variants", metavar="off,yaml,plan", type=_variants, default=VARIANTS, help="runs to make; default is all"
+    )
     parser.add_argument(
         "--profile", default=True, action=argparse.BooleanOptionalAction, help="profile the last step of rank 0 (on)"
     )
-    parser.add_argument("--synthetic-data", action="store_true", help="make data, although CONFIG has some")
-    parser.add_argument("--deterministic", action="store_true", help="losses must be equal to the last bit; slower")
+    parser.add_argument("--synthetic-data", action="store_true", help="generate data even if CONFIG names some")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="require losses that are equal bit for bit; slower"
+    )
     parser.add_argument("--ray", metavar="ADDRESS", help="train on the nodes of a Ray cluster: its address, or auto")
-    parser.add_argument("--nodes", metavar="N", type=number_from(1), help="nodes of the cluster that train")
-    parser.add_argument("--json", action="store_true", help="for machines; progress goes to the standard error")
+    parser.add_argument("--nodes", metavar="N", type=number_from(1), help="number of nodes of the cluster to train on")
+    parser.add_argument("--json", action="store_true", help="print JSON; progress goes to the standard error")
     add_device(parser)
 
 

@@ -44,7 +44,7 @@ def verdict_line(proof: Proof) -> str:
     """Format the summary line."""
     counts = count_verdicts(proof)
     text = f"{counts[Verdict.PASS]} checks hold, {counts[Verdict.FAIL]} do not"
-    text += f", {counts[Verdict.UNSEEN]} cannot be seen here ({proof.target})" if counts[Verdict.UNSEEN] else ""
+    text += f", {counts[Verdict.UNSEEN]} cannot be checked here ({proof.target})" if counts[Verdict.UNSEEN] else ""
     return text + (": interrupted before the end" if proof.is_interrupted else "")
 
 
@@ -81,7 +81,7 @@ def format_proof_html(proof: Proof) -> str:
         what="measured and simulated",
         badge=f"measured on {proof.target}",
         cards=list(_cards(proof)),
-        remark="Whatever is called simulated was not measured.",
+        remark="Figures called simulated were not measured.",
         proof=proof,
         workers=format_count(proof.num_workers, "worker"),
         figures=(FIGURE_HEADER[columns], [row[columns] for row in figure_rows(proof)]),

@@ -46,7 +46,7 @@ def simulate_plan(request: ProofRequest, off: Simulated) -> Variant:
         answer = _ask_plan(request, budget)
     if not answer["ok"]:
         smallest = format_bytes(answer["smallest_budget_bytes"])
-        reason = answer.get("verdict") or f"nothing fits into {format_bytes(budget)}; the least found is {smallest}"
+        reason = answer.get("verdict") or f"nothing fits into {format_bytes(budget)}; the minimum found is {smallest}"
         return Variant("plan", TITLES["plan"], str(file), skipped=reason, budget_bytes=budget)
     simulated = simulate(request, "plan")[1]
     return Variant("plan", f"{TITLES['plan']} for {format_bytes(budget)}", str(file), simulated, budget_bytes=budget)

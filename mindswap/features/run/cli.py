@@ -17,8 +17,8 @@ examples:
   mindswap run --adaptive-memory-optimization --memory 54GiB -- msrun --worker_num=8 --local_worker_num=8 \\
       --log_dir=output/msrun python -m mindswap run --config llama2_7b.yaml --run_mode train --use_parallel True
 
-With --adaptive-memory-optimization mindswap plans swap and recompute for the memory there is, watches the training,
-and plans again when memory runs out or is left over. Its options: --memory auto|54GiB, --max-restarts 8,
+With --adaptive-memory-optimization mindswap plans swap and recompute for the available memory, watches the training,
+and replans when memory runs out or is unused. Its options: --memory auto|54GiB, --max-restarts 8,
 --measured-steps 10, --run-dir DIR, --replace (plan instead of the swap and recompute in the YAML).
 MINDSWAP=1 in the environment does the same for an unchanged command: MINDSWAP=1 python run_mindformer.py --config ...
 Without a script the package's own entry runs; it takes the training options of run_mindformer.py.

@@ -27,9 +27,9 @@ examples:
   mindswap simulate llama2_7b.yaml --insight step         # step/rank_0_ascend_ms, import it in MindStudio Insight
   mindswap simulate --json llama2_7b.yaml | jq '.tokens_per_s'
 
-The network is compiled once, without swap and recompute; what the policy makes of it is worked out by the rules
-of the compiler. Settings of the device can also stand in the configuration, under `mindswap:`.
-Exit code 1 if it does not fit into the memory.
+The network is compiled once, without swap and recompute; the policy is then applied to the graph by the rules of the
+compiler. Settings of the device can also be given in the configuration, under `mindswap:`.
+Exit code 1 if the peak memory does not fit.
 """
 
 

@@ -25,9 +25,9 @@ examples:
   mindswap simulate step.json
   mindswap plan step.json --memory 8MiB
 
-The step runs with random weights and tokens, on one rank, without swap and recompute. A trace says on which device it
-was made: on a CPU a kernel copies a view before it reads it, on Ascend it does not. A configuration of MindFormers 2.x
-is recorded with its own trainer in the dry run of the Ascend backend (docs/mindformers_2x.md), without a card.
+The step runs with random weights and tokens, on one rank, without swap and recompute. The trace contains the device: a
+CPU kernel copies a view before it reads it, an Ascend kernel does not. A configuration of MindFormers 2.x is recorded
+with its own trainer in the dry run of the Ascend backend (docs/mindformers_2x.md), without a card.
 """
 
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Record one configuration."""
     require_folders(args.output)
     if not is_trace_path(str(args.output)):
-        raise DataError(f"-o {args.output}: the name of a trace ends in .json: by it other commands know it")
+        raise DataError(f"-o {args.output}: a trace needs a name that ends in .json, as other commands look for it")
     step = _record(args.config)
     write_new(args.output, dump_trace(step), overwrite=args.overwrite)
     trace = step.trace

@@ -104,7 +104,7 @@ def verify(
         refuse_options(document, rank=rank, log=logs)
         return Verification(*verify_2x(document, brief, num_cards))
     if num_cards is not None:
-        raise LaunchError("--cards: of MindFormers 2.x only: a configuration of 1.9 says how many cards it is for")
+        raise LaunchError("--cards: of MindFormers 2.x only: a configuration of 1.9 specifies its number of cards")
     checked = check_document(document)
     requested = checked.require_policy()
     workers = read_worker_logs(file_name(logs), progress) if logs is not None else None

@@ -17,15 +17,15 @@ examples:
   mindswap verify llama2_7b.yaml --log output/log         # a single process: output/log/rank_0/info.log
   mindswap verify pretrain_2x.yaml --cards 8              # of MindFormers 2.x, in PyNative mode
 
-Exit code 0: the compiled graph follows CONFIG exactly; 1 if not. The network is compiled
-without weights, by MindSpore's own frontend with lazy_inline on, for one rank that has the whole model, or for
-the layers and sizes of --rank. With swap off, MindFormers' own recompute is compared with recompute_config.
-With --brief it is compiled once, under the policy, and without swap only if something is not as asked.
-With --log, 1 also if a worker did not log the policy, or its log shows that it had no effect. What was compiled once
-is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap; where others can write to the latter, or you cannot, in
-mindswap-user-UID in the temporary folder. A $MINDSWAP_CACHE that others can write to is not used.
+Exit code 0: the compiled graph follows CONFIG exactly; 1 if not. The network is compiled without weights, by
+MindSpore's own frontend with lazy_inline on: for one rank with the full model, or for the layers and sizes of --rank.
+With swap off, MindFormers' own recompute is compared with recompute_config.
+With --brief the network is compiled only with the policy, and also without it only if the graph does not follow it.
+With --log, the exit code is also 1 if a worker did not log the policy, or if its log shows that it had no effect.
+Compiled graphs are cached in $MINDSWAP_CACHE, or ~/.cache/mindswap. If that folder is not writable, or other users can
+write to it, the cache is mindswap-user-UID in the temporary folder. A $MINDSWAP_CACHE of that kind is not used.
 A configuration of MindFormers 2.x (PyNative) has no graph: its own trainer swaps and recomputes in a dry run (mindswap
-dryrun), and each entry is compared with the copies and recomputed cells there; 1 if one has no effect in a layer.
+dryrun), and each entry is compared with the copies and recomputed cells in it; 1 if one has no effect in a layer.
 """
 
 
@@ -36,13 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_no_cache(parser)
     add_json(parser)
     parser.add_argument(
-        "--cards", metavar="N", type=number_from(1, MAX_NUMBER), help="of MindFormers 2.x: cards of the training"
+        "--cards",
+        metavar="N",
+        type=number_from(1, MAX_NUMBER),
+        help="with MindFormers 2.x: number of cards of the training",
     )
-    parser.add_argument("--brief", action="store_true", help="leave out what is kept without swap; half the time")
+    parser.add_argument(
+        "--brief", action="store_true", help="do not compile without swap for comparison; takes half the time"
+    )
     parser.add_argument(
         "--log",
         metavar="DIR",
-        help="also compare the logs of a run: msrun's worker_*.log or node_*/worker_*.log; without msrun output/log",
+        help="also check the logs of a run: msrun's worker_*.log or node_*/worker_*.log; output/log without msrun",
     )
 
 

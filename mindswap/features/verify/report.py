@@ -32,9 +32,9 @@ def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[s
     pairs = sum(len(effect.pairs) for effect in effects)
     wasted = sum(effect.one_way_bytes for effect in effects)
     verdict = (
-        f"the compiled graph {'does' if is_ok else 'does NOT do'} what the policy asks: {pairs} MoveTo pairs, "
+        f"the compiled graph {'follows' if is_ok else 'does NOT follow'} the policy: {pairs} MoveTo pairs, "
         f"{format_bytes(total)} swapped per micro-batch"
-        + (f", {format_bytes(wasted)} more copied out and never read back" if wasted else "")
+        + (f", {format_bytes(wasted)} more offloaded and never prefetched" if wasted else "")
     )
     return _format(effects=effects, header=HEADER, row=_row, unit=unit, kind="swap", notes=notes, verdict=verdict)
 
@@ -44,8 +44,8 @@ def format_recompute_effect(effects: Sequence[RecomputeEffect], is_ok: bool, not
     unit = common_unit(size for effect in effects for size in (effect.kept_before_bytes, effect.kept_bytes))
     total = sum(effect.kept_before_bytes - effect.kept_bytes for effect in effects)
     verdict = (
-        f"swap is off; MindFormers' own recompute in the compiled graph {'does' if is_ok else 'does NOT do'} what "
-        f"recompute_config asks: {format_bytes(abs(total))} {'less' if total >= 0 else 'more'} kept per micro-batch"
+        f"swap is off; the compiled graph {'follows' if is_ok else 'does NOT follow'} recompute_config: "
+        f"{format_bytes(abs(total))} {'less' if total >= 0 else 'more'} kept per micro-batch"
     )
     return _format(
         effects=effects,

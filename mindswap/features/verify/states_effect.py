@@ -23,7 +23,7 @@ HEADER = ("optimizer states", "without swap", "on the card", "copied to the card
 ON_CPU = "optimizer.swap: with device_target: CPU all optimizer states are in host memory anyway, and nothing is copied"
 ALL_COPIED = "the optimizer copies every state to the card and back"
 NOTHING_MOVES = "optimizer: {swap: True} has NO effect: the states are on the card during the whole step"
-IN_PART = "optimizer: {swap: True} is NOT done as asked: every state should be copied to the card and back"
+IN_PART = "optimizer: {swap: True} has NOT the specified effect: every state should be copied to the card and back"
 
 
 @dataclass(frozen=True)

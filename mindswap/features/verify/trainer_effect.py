@@ -102,7 +102,7 @@ def _reason(target: Target, layer: int, wrappers: Sequence[WrapperEffect], effec
     """Return why an entry does not act in a layer."""
     layer_wrappers = [wrapper for wrapper in wrappers if wrapper.layer == layer]
     if any(wrapper.num_out for wrapper in layer_wrappers):
-        return "what was copied out is not copied back"
+        return "offloaded tensors are not prefetched"
     if layer_wrappers and target.option in SWAPS:
         return "its cells save nothing that may move: outputs of the layer, weights and inputs of the model stay"
     if layer_wrappers:
@@ -110,7 +110,7 @@ def _reason(target: Target, layer: int, wrappers: Sequence[WrapperEffect], effec
     drops = effect.layers[layer].drops if layer < len(effect.layers) else ()
     for drop in drops:
         if drop.option == target.option and target.pattern is not None and match_paths(target.pattern, (drop.path,)):
-            return f"{drop.path} {drop.reason}" if drop.reason.startswith("stands") else drop.reason
+            return f"{drop.path} {drop.reason}" if drop.reason.startswith("is inside") else drop.reason
     return "MindFormers wraps no cell for it: another entry has the layer, or the pattern matches nothing"
 
 

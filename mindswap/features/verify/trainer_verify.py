@@ -105,7 +105,7 @@ def make_verification(
     blocks.append(_memory_line(report, off))
     if problems:
         blocks.append(format_problems(problems))
-    verdict = "does what the file asks" if is_ok else "does NOT do what the file asks"
+    verdict = "follows the file" if is_ok else "does NOT follow the file"
     lines = [*(f"note: {escape(note)}" for note in notes), f"the trainer of MindFormers {verdict}"]
     text = "\n\n".join([*blocks, "\n".join(lines)])
     data = {

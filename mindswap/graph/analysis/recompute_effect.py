@@ -161,7 +161,7 @@ def _compare(
         unasked=to_names(
             operator_key for operator_key in recomputed if operator_key not in always and not covers(operator_key)
         ),
-        idle=tuple(match.name if match is not None else "the whole layer" for match in idle_recompute(layer, graph)),
+        idle=tuple(match.name if match is not None else "the full layer" for match in idle_recompute(layer, graph)),
         comm_missing=to_names(sorted(requested_comm & _forward_operators(layer, graph) - marked_comm.keys())),
         comm_unasked=to_names(sorted(unasked_comm)),
     )

@@ -13,15 +13,16 @@ Every policy satisfies these constraints:
 - recomputed communication delays the compute stream, except for recomputed operators that overlap it.
 """
 
+import contextlib
 from collections.abc import Iterable, Mapping, Set
 
 import numpy as np
 
-from mindswap.planner.linear import Solution, solve_linear
-from mindswap.planner.lower_bound.captured_layer import closure
+from mindswap.planner.linear import METHODS, Solution, UnsolvedError, solve_linear
 from mindswap.planner.lower_bound.communication_gaps import CommunicationGap
 from mindswap.planner.lower_bound.recomputed_cells import RecomputedCell
 from mindswap.planner.lower_bound.tensor_graph import TensorGraph
+from mindswap.planner.lower_bound.tensor_reads import closure
 from mindswap.planner.problem import Allow
 
 # A linear expression: variable -> factor.
@@ -50,11 +51,16 @@ class LinearProgram:
         """Minimize a variable; return None if the program is infeasible.
 
         Raises:
-            UnsolvedError: no method solves the program.
+            UnsolvedError: if no method solves the program, which happens once in thousands.
         """
         cost = np.zeros(len(self.variable_upper))
         cost[target] = 1
-        return solve_linear(cost, self.constraints, self.limits, variable_upper=self.variable_upper)
+        for method in METHODS:
+            with contextlib.suppress(UnsolvedError):
+                return solve_linear(
+                    cost, self.constraints, self.limits, variable_upper=self.variable_upper, solver=method
+                )
+        raise UnsolvedError
 
 
 class LayerRelaxation:

@@ -202,11 +202,11 @@ def _add_waits(
     otherwise only the first one.
     """
     stage = bound_inputs.stages[position]
-    windows_ns = [stage.window_ns, *stage.later_windows_ns]
+    gaps = [stage.window_ns, *stage.later_windows_ns]
     if len(bound_inputs.stages) == 1:
-        windows_ns += [stage.window_ns] * (bound_inputs.num_micro_batches - len(windows_ns))
+        gaps += [stage.window_ns] * (bound_inputs.num_micro_batches - len(gaps))
     waits: Constraint = {}
-    for window_ns, number in Counter(windows_ns).items():
+    for window_ns, number in Counter(gaps).items():
         wait_ns = program.add_variable()
         program.add_constraint({**out_before_peak_ns, wait_ns: -1}, window_ns)
         waits[wait_ns] = number

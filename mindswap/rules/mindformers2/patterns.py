@@ -212,7 +212,7 @@ def swap_of_recomputed(context: Context2x) -> Iterator[Finding]:
     if full_layers:
         entry = settings.of("layer_swap")[0]
         named = f"{entry.layers_path}: {name_indices('layer', full_layers)}"
-        message = f"{named}: recomputed as a whole, so only the input is swapped"
+        message = f"{named}: fully recomputed, so only the input is swapped"
         yield Finding(entry.layers_location, message, fix=SWAPPED_INPUT)
     for target in settings.of("op_swap"):
         recomputed = [

@@ -198,7 +198,7 @@ def cpu_target(context: Context2x) -> Iterator[Finding]:
     """
     node = context.document.get("context", "device_target")
     if context.settings.is_swap_enabled and node is not None and str(node.value).upper() == "CPU":
-        message = "context.device_target: CPU, where swap moves nothing"
+        message = "context.device_target: CPU, where swap has no effect"
         yield Finding(node.location, message, "Ascend", "device_target: Ascend")
 
 

@@ -110,7 +110,7 @@ class RayNodes(Nodes):
             if not self._spare:
                 raise LaunchError(
                     f"node {name} (node_rank {rank}) is lost, and no spare node is left\n"
-                    "    fix:     --spare 1, or bring it back; the same command goes on from the newest checkpoint"
+                    "    fix:     --spare 1, or bring it back; the same command continues from the newest checkpoint"
                 )
             self._ray.kill(self._nodes[rank].actor)
             self._nodes[rank] = self._spare.pop(0)

@@ -113,7 +113,7 @@ class _DeviceReader:
         for figure in FIGURES.values():
             if figure.name not in self.sources and figure.default is not None:
                 self.values[figure.name] = figure.default
-                self.sources[figure.name] = "assumed: the file does not say it"
+                self.sources[figure.name] = "assumed: the file does not specify it"
             elif figure.name not in self.sources:
                 self._complain(self.document.root, f"missing: {' or '.join(list(unit_keys(figure))[-3:])}")
 
@@ -206,7 +206,7 @@ def read_cost_settings(document: Document) -> CostSettings:
         calibration = section.get("calibration")
         if calibration is None:
             raise AssertionError("two device files without `calibration`")
-        message = f"{SECTION}.calibration: stands beside {SECTION}.device"
+        message = f"{SECTION}.calibration: is given together with {SECTION}.device"
         allowed = "one of them: a calibration is a device file"
         problems.append(Problem(calibration.location, "wrong-type", Level.ERROR, message, allowed, "delete device"))
     device = files.get("calibration", files.get("device"))

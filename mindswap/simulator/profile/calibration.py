@@ -119,7 +119,7 @@ def _link_figures(profile: Profile, device: Device, fits: Mapping[str, LinkFit |
         for key, fitted in ((name, fit.bandwidth_bytes_per_s), (latency, fit.latency_ns)):
             yield FigureFit(key, values[key], fitted, fit.num_copies, fit.middle_error_permille, objection)
     permille, count = fit_contention(profile.copies, fits["d2h"], fits["h2d"]) or (None, 0)
-    why = "" if count else "fewer than three copies ran beside the other direction"
+    why = "" if count else "fewer than three copies overlapped with copies in the other direction"
     yield FigureFit("contended_fraction", values["contended_fraction"], permille, count, objection=why)
 
 

@@ -59,7 +59,7 @@ def find_profiles(path: Path) -> tuple[RankFiles, ...]:
     if path.is_file():
         kind = _recognise(path)
         if kind is None:
-            raise CostError(f"{path}: is no file of a profiler that is known here\n    fix:     name its folder")
+            raise CostError(f"{path}: is not a known file of a profiler\n    fix:     name its folder")
         return (RankFiles(path.parent, {kind: (path,)}),)
     if not path.is_dir():
         raise CostError(f"{path}: no such folder\n    fix:     name the output_path that the profiler was given")

@@ -73,7 +73,7 @@ def test_a_sample_tells_the_same_as_all_layers(tmp_path):
     assert sampled[:2] == [[0, 1, 2, 5], [0, 1, 2, 1, 2, 3]]
     assert whole[0] == [0, 1, 2, 3, 4, 5]
     assert sampled[2:] == whole[2:]
-    # A layer keeps 833 KiB, 4 x 96 KiB of them in feed_forward; recomputed whole its input of 32 KiB (test_verify).
+    # A layer keeps 833 KiB, 4 x 96 KiB of them in feed_forward; fully recomputed its input of 32 KiB (test_verify).
     part = 833 - 4 * 96
     assert [layer["kept_bytes"] // 1024 for layer in sampled[3]["layers"]] == [32, part] * 3
     # One rank of a stage has its layers only, each as in the whole model.

@@ -154,7 +154,7 @@ def test_the_limit_is_of_predictions_without_correction():
 def test_near_the_end_nothing_is_changed():
     """15 steps of 1 s are left, a restart takes 20 s."""
     _, action = play(state(), *RUNNING, measured(step=985))
-    assert isinstance(action, Wait) and "the rest takes no longer than a restart" in action.reason
+    assert isinstance(action, Wait) and "the remaining steps take no longer than a restart" in action.reason
 
 
 def test_without_checkpoints_nothing_is_changed():
@@ -168,7 +168,7 @@ def test_a_loosened_plan_that_fails_leads_back_to_the_proven_one():
     after, action = play(after, Ended(Outcome.REPLANNED, 12), Started(12), out_of_memory(0, 12, 500, "text"))
     assert action.budget_bytes == 6000
     _, action = decide(after, Planned(NothingFits(None)))
-    assert action.plan.key == "a" and "back to one that ran" in action.reason
+    assert action.plan.key == "a" and "returning to one that ran" in action.reason
 
 
 def test_a_plan_that_ran_proves_nothing_of_another_one_of_its_size():
@@ -190,7 +190,7 @@ def test_three_kills_without_getting_further_are_enough():
         after, action = play(after, Started(4), Ended(Outcome.KILLED, 5, "killed"))
         assert isinstance(action, Start)
     _, action = play(after, Started(4), Ended(Outcome.KILLED, 5, "killed"))
-    assert action == End(1, "killed, 3 times without getting further")
+    assert action == End(1, "killed, 3 times without progress")
 
 
 def test_a_failure_of_the_training_is_its_own():

@@ -28,7 +28,7 @@ attempt  plan    budget  predicted peak  measured  predicted step  measured    s
 1          p0  54.0 GiB        53.0 GiB                    500 ms             0-9/40     4  out of memory
 2          p1  50.0 GiB        49.0 GiB  50.0 GiB          500 ms    510 ms  5-40/40     0       finished
 
-restarts: 1 of 8 allowed, 4 steps done again; memory 54.0 GiB, budget now 51.0 GiB
+restarts: 1 of 8 allowed, 4 steps repeated; memory 54.0 GiB, budget now 51.0 GiB
 corrections of the model: peak +1.0 GiB, compute 0.98 x, links 1.00 x
 excluded (out of memory): p0 (out of memory)
 predicted figures are simulated

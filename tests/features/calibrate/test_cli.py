@@ -166,4 +166,4 @@ def test_help_has_examples(capsys):
     assert cli.main(["calibrate", "--help"]) == 0
     out = capsys.readouterr().out
     assert "examples:\n  mindswap calibrate ./profile -o device.yaml" in out
-    assert "level 1 writes no" in out
+    assert "level 1 has no sizes of copies" in out

@@ -188,13 +188,13 @@ def test_a_launch_script_with_a_value_of_the_command_line(run, write):
     assert f"{script}:3:1: error: --num-layers: $2 is not known" in err
     code, out, err = run("--from", "megatron", "--from-args", script, "--num-layers", "4")
     assert code == 0 and "select_recompute" in out
-    assert "warning: $MORE: what it stands for is not known" in err
+    assert "warning: $MORE: its value is not known" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say what to do: --to index, 2.x or 1.9, or --from megatron"),
+        ([], "choose a conversion: --to index, 2.x or 1.9, or --from megatron"),
         (["--to", "index"], "CONFIG is missing"),
         (["run.sh", "--from", "megatron"], "--from-args run.sh"),
         (["--to", "index", "--from", "megatron"], "--to has no meaning with --from megatron"),
@@ -226,7 +226,7 @@ def test_a_section_of_another_file_is_refused(run, write):
     write("recompute_config: {recompute: [1, 2]}\n", "base.yaml")
     text = "base_config: base.yaml\n" + STAGE_TEXT[: STAGE_TEXT.index("recompute_config")]
     code, _, err = run(write(text), "--to", "index")
-    assert code == 1 and "a part of it stands in another file" in err
+    assert code == 1 and "a part of it is in another file" in err
 
 
 def test_json(run, write):

@@ -203,4 +203,4 @@ def test_what_whole_layers_recompute_is_not_written_twice():
     options = read("--num-layers 2 --recompute-granularity full --recompute-method uniform --recompute-norm")
     made = policy_of_megatron(options, True, trees(2), 1)
     warnings = [problem.message for problem in made.problems]
-    assert warnings == [f"{option_name('recompute_norm')}: has no effect: all its layers are recomputed as a whole"]
+    assert warnings == [f"{option_name('recompute_norm')}: has no effect: all its layers are fully recomputed"]

@@ -40,7 +40,7 @@ def test_counts_become_indices_and_nothing_is_swapped():
 
 
 def test_what_is_written_passes_its_own_check():
-    """Of what is selected in layers recomputed whole, and of swap that moves nothing, `check` would warn."""
+    """Of what is selected in layers fully recomputed, and of swap that moves nothing, `check` would warn."""
     for counts in ("{recompute: [1, 2], select_recompute: {'feed_forward': [2, 0]}}", "{recompute: False}", "{}"):
         before = document("{" + STAGES.format(counts) + "}")
         after = written(before.data(), to_index_form(before, 8, MODEL))

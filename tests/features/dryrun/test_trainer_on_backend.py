@@ -91,7 +91,7 @@ def test_each_pipeline_stage_runs_with_its_micro_batches_in_flight(tmp_path, cap
     # What the swap leaves of two passes in flight, and of one with the loss.
     assert [stage["kept_bytes"] / MIB for stage in stages] == [pytest.approx(47, abs=2), pytest.approx(411, abs=8)]
     assert all(stage["phase_peaks"]["forward"] > stage["before_bytes"] for stage in stages)
-    assert any("stage 1, which needs most" in note for note in swapped["notes"])
+    assert any("stage 1, the one with the highest peak" in note for note in swapped["notes"])
     for section, of_stages in (({}, peaks), ({"swap": {"enable": False}}, (1117, 1709))):  # off: 2026-11-30
         file.write_text(yaml.safe_dump(data | section), encoding="utf-8")
         simulated = [peak / MIB for peak in load_step(str(file)).simulate().simulated.peaks_bytes]

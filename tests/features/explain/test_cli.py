@@ -43,7 +43,7 @@ def test_the_example_of_the_specification(explain):
         ["1", "0", "4-8", "4", "5-8"],
         ["1", "1", "29-33", "-", "29-33"],
     ]
-    # feed_forward\.w1\.matmul: layers 0, 24, 25 and 29, of which 0 and 24 are recomputed whole.
+    # feed_forward\.w1\.matmul: layers 0, 24, 25 and 29, of which 0 and 24 are fully recomputed.
     assert [line for line in lines if line.startswith("[")] == [
         "[layers 0-1, 4, 24] (x4) on stages 0-1",
         "[layers 2-3, 5-23, 26-28, 30-47] (x42) on stages 0-4",
@@ -57,13 +57,13 @@ def test_operators_come_from_the_table_of_the_family(explain):
     assert code == 0
     assert out.endswith(
         """
-stage  chunk  layers  recomputed whole  in part
+stage  chunk  layers  fully recomputed  in part
 -----  -----  ------  ----------------  -------
 0          0     0-1                 0        1
 1          0     2-3                 -        2
 
 [layer 0] on stage 0
-    recompute the whole layer (65 operators)
+    recompute the full layer (65 operators)
 [layers 1-2] (x2) on stages 0-1
     recompute feed_forward.w1 (5 operators)
 [layer 3] on stage 1
@@ -76,9 +76,9 @@ def test_an_excluded_cell_stays_recomputed_as_in_mindformers(explain):
     option = "recompute_config: {recompute: True, select_recompute_exclude: ['%s']}"
     _, out, _ = explain(LLAMA + option % "feed_forward")
     assert "names a cell, and MindFormers excludes operators only [stage-recompute]" in out
-    assert "[layers 0-3] (x4) on stages 0-1\n    recompute the whole layer" in out
+    assert "[layers 0-3] (x4) on stages 0-1\n    recompute the full layer" in out
     _, out, _ = explain(LLAMA + option % "add")
-    assert "recompute the whole layer" not in out and "recompute feed_forward (" in out
+    assert "recompute the full layer" not in out and "recompute feed_forward (" in out
     assert "    recompute add\n" not in out
 
 
@@ -155,7 +155,7 @@ recompute_config:
         "    offload feed_forward (17 operators)  prefetch 9\n"
         "        op_swap 'feed_forward.*' with prefetch 9 overrides op_swap 'feed_forward' with prefetch 20\n"
         "[layer 1]\n"
-        "    recompute the whole layer (65 operators)\n"
+        "    recompute the full layer (65 operators)\n"
         "        recompute overrides op_swap 'feed_forward' with prefetch 20\n"
     )
     assert out.endswith(

@@ -117,13 +117,13 @@ def test_a_plan_is_written_checked_and_does_what_it_says(plan, tmp_path, capsys)
     assert text.startswith(CONFIG.read_text()[:200])  # the user's comments
     assert cli.main(["check", str(target)]) == 0
     assert cli.main(["verify", str(target)]) == 0
-    assert "the compiled graph does what the policy asks" in capsys.readouterr().out
+    assert "the compiled graph follows the policy" in capsys.readouterr().out
 
 
 @pytest.mark.mindspore
 def test_a_plan_that_the_compiler_does_not_follow_is_not_written(plan, tmp_path, monkeypatch):
     """The compiler's answer is made up: no plan is known that it does not follow."""
-    verdict = PlanVerdict(False, "the compiled graph does NOT do what the plan asks; one way: Cast")
+    verdict = PlanVerdict(False, "the compiled graph does NOT follow the plan; one way: Cast")
     monkeypatch.setattr("mindswap.features.plan.batches_cli.verify_plan", lambda *_: verdict)
     options = (CONFIG, "--device", "cpu", "--memory", "6MiB", "-o", tmp_path / "planned.yaml")
     code, out, _ = plan(*options)

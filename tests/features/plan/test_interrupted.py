@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mindspore
 CONFIG = ROOT / "benchmarks" / "models" / "llama2_13b.yaml"
 BUDGET_GIB = 52  # "swap everything" fits, if the host has room: there is a plan from the first simulation on
 SEARCHES = b"planning: "  # the progress bar, which only simulations of the search draw
-IS_TOLD = b"Ctrl-C again ends at once"
+IS_TOLD = b"press Ctrl-C again to stop at once"
 WINDOW = (24, 100)  # in one of no size no bar is drawn
 
 

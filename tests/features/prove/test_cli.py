@@ -70,7 +70,7 @@ def test_a_proof_on_cpu_runs_for_real_and_says_what_it_cannot_show(done):
         ("plan", "copies overlap compute"): unseen,
     }
     assert (report["schema"], report["ok"], report["is_interrupted"]) == ("mindswap.prove", True, False)
-    assert "5 checks hold, 0 do not, 6 cannot be seen here (CPU)" in result.stdout
+    assert "5 checks hold, 0 do not, 6 cannot be checked here (CPU)" in result.stdout
 
 
 @pytest.mark.mindspore

@@ -83,7 +83,7 @@ def test_the_last_line_sums_up():
     # Off: training, memory, step time; yaml: those, graph, log lines, losses, overlap.
     assert format_proof(checked(proof())).splitlines()[-1] == "10 checks hold, 0 do not"
     on_cpu = format_proof(checked(replace(proof(), target="CPU")))
-    assert on_cpu.splitlines()[-1] == "5 checks hold, 0 do not, 5 cannot be seen here (CPU)"
+    assert on_cpu.splitlines()[-1] == "5 checks hold, 0 do not, 5 cannot be checked here (CPU)"
     assert "not visible: the CPU backend counts no device memory" in on_cpu
 
 

@@ -45,7 +45,7 @@ def test_where_80_percent_are_too_little_the_plan_is_for_half_way_to_the_least(m
 
 def test_a_plan_that_does_not_fit_or_is_refused_by_the_compiler_does_not_run(monkeypatch, tmp_path):
     variant, _ = planned(monkeypatch, tmp_path, {800: NO_ROOM}, 800)
-    assert (variant.skipped, variant.simulated) == ("nothing fits into 800 B; the least found is 900 B", None)
+    assert (variant.skipped, variant.simulated) == ("nothing fits into 800 B; the minimum found is 900 B", None)
     refused = {"ok": False, "status": "feasible", "smallest_budget_bytes": 900, "verdict": "the graph does not"}
     variant, _ = planned(monkeypatch, tmp_path, {800: refused})
     assert (variant.skipped, variant.simulated) == ("the graph does not", None)

@@ -108,4 +108,4 @@ def test_the_chrome_trace_of_simulate_does_not_replace_a_recorded_step(tmp_path,
 
 def test_a_trace_has_a_name_that_other_commands_know(tmp_path, capsys):
     assert cli.main(["trace", str(CONFIG), "-o", str(tmp_path / "step")]) == 1
-    assert "the name of a trace ends in .json" in capsys.readouterr().err
+    assert "a trace needs a name that ends in .json" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_with_swap_off_no_line_may_be_there(run, tmp_path):
     assert run([], "--log", str(tmp_path), swap=False)[0] == 0
     code, out = run(SET, "--log", str(tmp_path), swap=False)
     assert code == 1
-    assert "worker 1: error: more than the policy asks for in layers 0-3" in out
+    assert "worker 1: error: not in the policy, in layers 0-3" in out
 
 
 def test_no_folder(run, tmp_path, capsys):

@@ -46,7 +46,7 @@ def test_one_worker_with_another_policy():
         (
             (1, 3),
             "another policy in layer 3: logged 'Set op_swap at layer 3: .attention, value=20', "
-            "asked for 'Set op_swap at layer 3: .attention, value=10'",
+            "configured 'Set op_swap at layer 3: .attention, value=10'",
         )
     ]
 
@@ -54,15 +54,15 @@ def test_one_worker_with_another_policy():
 def test_one_worker_with_fewer_and_one_with_more_lines():
     more = log_text([*SET, info("Set layer swap at layer 2 and value is: 3"), info("Set full recompute at layer 9")])
     assert errors(log_text(), log_text(SET[:2]), more) == [
-        ((1,), f"no line for layers 2-3, as '{EXPECTED[2][0]}': they were lost or never came"),
-        ((2,), "more than the policy asks for in layers 2, 9: 'Set layer swap at layer 2 and value is: 3'"),
+        ((1,), f"no line for layers 2-3, as '{EXPECTED[2][0]}': the lines were lost or never written"),
+        ((2,), "not in the policy, in layers 2, 9: 'Set layer swap at layer 2 and value is: 3'"),
     ]
 
 
 def test_lines_of_two_runs_in_one_log():
     old = [info("Set op_swap at layer 0: .attention, value=1")]
     assert errors(log_text(old) + log_text()) == [
-        ((0,), "more than the policy asks for in layer 0: 'Set op_swap at layer 0: .attention, value=1'")
+        ((0,), "not in the policy, in layer 0: 'Set op_swap at layer 0: .attention, value=1'")
     ]
     assert errors(log_text() + log_text()) == []
 
@@ -71,7 +71,7 @@ def test_without_the_plugin_and_without_swap():
     (finding,) = report(log_text([], mark="no mark"), log_text([], mark="no mark")).findings
     assert (finding.workers, finding.message) == (
         (0, 1),
-        "trained, but nothing was set on any layer: mindswap was not there",
+        "trained, but nothing was set on any layer: mindswap was not active",
     )
     assert "mindswap run" in finding.fix
 
@@ -94,14 +94,14 @@ def test_without_the_plugin_and_without_swap():
 )
 def test_handled_by_mindformers_itself(set_lines):
     (finding,) = (f for f in report(log_text(set_lines, mark="x")).findings if f.level is Level.ERROR)
-    assert finding.message.startswith("MindFormers handled swap_config by itself")
+    assert finding.message.startswith("MindFormers handled swap_config itself")
     assert "mindswap run" in finding.fix
 
 
 def test_a_log_cut_off_before_the_lines():
     text = "".join(START)
     assert errors(log_text(), text[:-20]) == [
-        ((1,), f"no line for layers 0-3, as '{EXPECTED[0][0]}': it ends before they came"),
+        ((1,), f"no line for layers 0-3, as '{EXPECTED[0][0]}': the log ends before them"),
         ((1,), "its log ends before the first step, in the middle of a line, while others finished: it is cut off"),
     ]
 
@@ -109,7 +109,7 @@ def test_a_log_cut_off_before_the_lines():
 def test_a_log_cut_off_in_a_line():
     text = "".join([*START, *SET])[:-2]
     assert errors(log_text(), text) == [
-        ((1,), f"no line for layer 3, as '{EXPECTED[3][0]}': it ends before they came"),
+        ((1,), f"no line for layer 3, as '{EXPECTED[3][0]}': the log ends before them"),
         ((1,), "broken by another line or cut off: 'Set op_swap at layer 3: .attention, value=1'"),
         ((1,), "its log ends before the first step, in the middle of a line, while others finished: it is cut off"),
     ]
@@ -133,7 +133,7 @@ def test_a_log_cut_off_in_training():
 def test_a_line_broken_beyond_repair():
     broken = SET[3].rstrip("\n")[:-3]
     assert errors(log_text([*SET[:3], broken + START[0]])) == [
-        ((0,), f"no line for layer 3, as '{EXPECTED[3][0]}': they were lost or never came"),
+        ((0,), f"no line for layer 3, as '{EXPECTED[3][0]}': the lines were lost or never written"),
         ((0,), "broken by another line or cut off: 'Set op_swap at layer 3: .attention, value'"),
     ]
 
@@ -182,7 +182,7 @@ def test_offloads_that_the_compiler_dropped():
 
 def test_lazy_inline_is_not_mentioned():
     (finding,) = report(log_text(mark="other")).findings
-    assert (finding.level, finding.message[:30]) == (Level.WARNING, "does not say that lazy_inline ")
+    assert (finding.level, finding.message[:33]) == (Level.WARNING, "does not report that lazy_inline ")
 
 
 def test_out_of_memory():
@@ -218,7 +218,7 @@ def test_memory_against_the_prediction():
 def test_the_report_groups_workers():
     bad = log_text([], mark="x")
     assert format_logs(report(bad, bad, log_text(), bad)) == (
-        "workers 0-1, 3: error: trained, but nothing was set on any layer: mindswap was not there\n"
+        "workers 0-1, 3: error: trained, but nothing was set on any layer: mindswap was not active\n"
         "    fix: put `mindswap run` in front of the script: mindswap run run_mindformer.py --config ...\n"
         "logs of 4 workers do NOT show that the policy was in effect"
     )

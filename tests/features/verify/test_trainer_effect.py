@@ -79,10 +79,10 @@ def test_an_entry_acts_where_its_cells_are_copied_or_recomputed(tmp_path):
     assert by_option["op_swap"].acting_layers == (1,)
     (problem,) = problems
     assert (problem.location.line, problem.rule) == (9, "no-effect")
-    assert "has no effect in layer 2: mlp.linear_fc1 stands below 'mlp'" in problem.message
+    assert "has no effect in layer 2: mlp.linear_fc1 is inside 'mlp'" in problem.message
     report = TrainerDryRun("small", 4, step(SWAP_0, SWAP_1, *RECOMPUTES), (4,), has_cann=False)
     result = make_verification(effect, entries, problems, report, None)
-    assert not result.is_ok and "does NOT do what the file asks" in result.text
+    assert not result.is_ok and "does NOT follow the file" in result.text
     assert [entry["ok"] for entry in result.data["entries"]] == [True, False, True, True]
 
 
@@ -92,7 +92,7 @@ def test_what_is_wrapped_and_does_nothing_has_no_effect(tmp_path):
     once = WrapperEffect("recompute", 2, "mlp", num_runs=1)
     _, _, problems = compared(tmp_path, step(lost, idle, once, RECOMPUTES[1]))
     messages = [problem.message for problem in problems]
-    assert any("layer_swap[0]: has no effect: what was copied out is not copied back" in text for text in messages)
+    assert any("layer_swap[0]: has no effect: offloaded tensors are not prefetched" in text for text in messages)
     assert any("in layer 1: its cells save nothing that may move" in text for text in messages)
     assert any("['mlp']: has no effect: its cells do not run once more in backward" in text for text in messages)
 

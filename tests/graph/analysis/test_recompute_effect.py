@@ -63,7 +63,7 @@ def test_what_is_marked_by_itself_in_a_recomputed_cell_runs_again_by_its_scope()
 def test_a_whole_layer():
     assert compare(step(MLP, MLP), layer_recompute=ALL_LAYERS).matches_policy
     effect = compare(step(MLP), layer_recompute=ALL_LAYERS)
-    assert effect.is_whole and effect.idle == ("the whole layer",) and not effect.matches_policy
+    assert effect.is_whole and effect.idle == ("the full layer",) and not effect.matches_policy
 
 
 def test_nothing_asked_and_nothing_done():
@@ -80,7 +80,7 @@ def test_another_layer_than_the_one_asked_for():
         replace(resolve_layer(Policy(is_swap_enabled=True, layer_recompute=ALL_LAYERS), i, TREE)) for i in (0, 1)
     ]
     first, second = compare_recompute(actions, BASELINE, step(MLP, MLP))
-    assert first.matches_policy and second.idle == ("the whole layer",)
+    assert first.matches_policy and second.idle == ("the full layer",)
 
 
 def test_an_operator_that_is_asked_for_and_not_marked():
@@ -95,7 +95,7 @@ def test_what_the_model_recomputes_by_itself_was_not_asked_for():
 
 
 def test_an_excluded_operator_must_not_run_again():
-    # matmul is excluded from the whole layer, and runs again all the same.
+    # matmul is excluded from the full layer, and runs again all the same.
     policy = {"layer_recompute": ALL_LAYERS, "select_recompute_exclude": select(r"mlp\.matmul")}
     assert compare(step(["gelu"], ["gelu"]), **policy).matches_policy
     assert compare(step(MLP, MLP), **policy).unasked == ("mlp Matmul",)

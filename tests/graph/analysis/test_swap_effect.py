@@ -89,7 +89,7 @@ def test_no_swap_asked_and_none_there_is_as_asked():
 
 
 def test_an_operator_that_backward_does_not_need_is_not_missed():
-    """`add` is named with the whole layer, and nothing is kept of it."""
+    """`add` is named with the full layer, and nothing is kept of it."""
     both = graph(
         [*forward(), copy_out("o1", "matmul", prefetch=5), copy_out("o2", "gelu", prefetch=5)],
         [copy_in("i1", "o1", prefetch=5), copy_in("i2", "o2", prefetch=5), node("grad", "Grad", "i1 i2", size_bytes=0)],

@@ -213,5 +213,5 @@ def test_an_offset_that_does_not_fit_the_model_is_an_error_with_swap_on_too():
     """
     (problem,) = check(text).problems
     assert (problem.level.value, problem.location.line, problem.rule) == ("error", 1, "stage-recompute")
-    assert "0 adds up to 0, but 45 layers on 8 stages x 1 chunks leave a rest of 5" in problem.message
+    assert "0 adds up to 0, but 45 layers on 8 stages x 1 chunks leave a remainder of 5" in problem.message
     assert not check(text.replace("offset: 0", "offset: [1, 1, 1, 1, 1, 0, 0, 0]")).problems

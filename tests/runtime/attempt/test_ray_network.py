@@ -164,7 +164,7 @@ def test_a_node_runs_out_of_memory_and_the_losses_are_those_of_a_run_without(fol
     code, out = finish(start(folder, network, "oom", *limited(folder, "oom"), *SIX_STEPS), 600)
     print(out)
     assert code == 0 and re.search(r"worker \d ran out of memory at step 5", out), out
-    assert "attempt 2: from the checkpoint of step 3, 2 steps are done again" in out, out
+    assert "attempt 2: from the checkpoint of step 3, 2 steps are repeated" in out, out
     check_losses(folder, "oom", reference)
 
 
@@ -184,7 +184,7 @@ def test_a_node_is_lost_and_the_losses_are_those_of_a_run_without(folder, networ
     assert code == 0, out
     assert "node 10.77.0.2 (node_rank 1) is lost" in out
     assert "node 10.77.0.3 takes the place of 10.77.0.2 (node_rank 1)" in out
-    assert re.search("attempt 2: from the checkpoint of step 3, [12] steps are done again", out), out
+    assert re.search("attempt 2: from the checkpoint of step 3, [12] steps are repeated", out), out
     check_losses(folder, fault, reference)
 
 
@@ -208,7 +208,7 @@ def test_the_driver_is_killed_then_a_node_without_a_spare_one(folder, network, r
     assert not any(network.workers(node) for node in range(NUM_NODES))
     code, out = finish(start(folder, network, name, *limited(folder, name), *SIX_STEPS, num_spare=0), 600)
     print(out)
-    assert code == 0 and re.search("attempt 3: from the checkpoint of step 3, [12] steps are done again", out), out
+    assert code == 0 and re.search("attempt 3: from the checkpoint of step 3, [12] steps are repeated", out), out
     check_losses(folder, name, reference, 1, 2, 3)
 
 

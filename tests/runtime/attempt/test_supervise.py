@@ -46,7 +46,7 @@ def test_out_of_memory_tightens_and_goes_on_from_the_checkpoint(place):
     code, out = place.run()
     assert code == 0, out
     assert "worker 0 ran out of memory at step 5, 1.0 GiB were missing: memory isn't enough and alloc failed" in out
-    assert "attempt 2: from the checkpoint of step 4, 1 steps are done again" in out
+    assert "attempt 2: from the checkpoint of step 4, 1 steps are repeated" in out
     assert place.steps(1) == (1, 5) and place.steps(2) == (5, 12)
     status = place.status()
     assert place.outcomes() == ["out of memory", "finished"]

@@ -134,7 +134,7 @@ def test_one_process_killed_goes_on_from_its_checkpoint(folder):
         process.kill()
         process.communicate()
     code, out = adaptive(folder, "killed", words)
-    assert code == 0 and "attempt 2: from the checkpoint of step 3, 2 steps are done again" in out, out
+    assert code == 0 and "attempt 2: from the checkpoint of step 3, 2 steps are repeated" in out, out
     first, second = (losses(folder, "killed", attempt) for attempt in (1, 2))
     assert [step for step, _ in second] == [4, 5, 6]
     assert len(first) == 5 and second[:2] == first[3:]  # the very same numbers

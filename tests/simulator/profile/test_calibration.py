@@ -111,7 +111,7 @@ def test_links():
 def test_both_directions_slow_each_other():
     """Three copies back beside three out: 20 us and 10 GB/s alone, twice as long together."""
     assert objections(calibrate(profile(moved=MOVED), GENERIC))["contended_fraction"] == (
-        "fewer than three copies ran beside the other direction"
+        "fewer than three copies overlapped with copies in the other direction"
     )
     later = 10**9
     both = [

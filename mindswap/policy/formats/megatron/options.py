@@ -54,9 +54,11 @@ class MegatronOptions:
         OptionKind.NUMBER, "layers per group (uniform), or per stage or chunk (block)"
     )
     recompute_modules: tuple[str, ...] | None = _option(
-        OptionKind.NAMES, "what selective recomputes; default core_attn"
+        OptionKind.NAMES, "modules that selective recomputes; default core_attn"
     )
-    distribute_saved_activations: bool = _option(OptionKind.FLAG, "cut what is kept over the tensor parallel ranks")
+    distribute_saved_activations: bool = _option(
+        OptionKind.FLAG, "shard kept activations over the tensor parallel ranks"
+    )
     fine_grained_activation_offloading: bool = _option(OptionKind.FLAG, "offload the inputs of --offload-modules")
     offload_modules: tuple[str, ...] | None = _option(OptionKind.NAMES, "modules whose inputs are offloaded")
     num_layers: int | None = _option(OptionKind.NUMBER, "layers of the model")
@@ -70,7 +72,7 @@ class MegatronOptions:
     account_for_embedding_in_pipeline_split: bool = _option(OptionKind.FLAG, "the embedding counts as a layer")
     account_for_loss_in_pipeline_split: bool = _option(OptionKind.FLAG, "the loss counts as a layer")
     pipeline_model_parallel_layout: str | None = _option(
-        OptionKind.TEXT, "what each stage and chunk holds, e.g. 'Et*11|t*12|t*12|t*8mL'"
+        OptionKind.TEXT, "contents of each stage and chunk, e.g. 'Et*11|t*12|t*12|t*8mL'"
     )
     num_layer_list: tuple[int, ...] | None = _option(OptionKind.NUMBERS, "MindSpeed: layers of each stage")
     noop_layers: tuple[int, ...] | None = _option(OptionKind.NUMBERS, "MindSpeed: layers that compute nothing")
@@ -85,16 +87,16 @@ class MegatronOptions:
     recompute_norm_num_layers: int | None = _option(OptionKind.NUMBER, "layers per stage or chunk")
     recompute_mla_up_proj: bool = _option(OptionKind.FLAG, "MindSpeed: recompute the up projections of MLA")
     swap_attention: bool = _option(
-        OptionKind.FLAG, "MindSpeed: offload what attention saves; recompute --recompute-num-layers MLPs"
+        OptionKind.FLAG, "MindSpeed: offload the saved tensors of attention; recompute --recompute-num-layers MLPs"
     )
-    swap_modules: str | None = _option(OptionKind.TEXT, "MindSpeed: modules of --swap-attention, with commas")
+    swap_modules: str | None = _option(OptionKind.TEXT, "MindSpeed: modules of --swap-attention, separated by commas")
     mla_swap_core_attn_out: bool = _option(OptionKind.FLAG, "MindSpeed: offload the output of core attention")
     moe_zero_memory: str | None = _option(
         OptionKind.CHOICE, "MindSpeed: recompute inside experts", "disable", "level0", "level1"
     )
     moe_zero_memory_num_layers: int | None = _option(OptionKind.NUMBER, "layers per stage with level1")
     swap_optimizer: bool = _option(OptionKind.FLAG, "MindSpeed: optimizer states on the host")
-    swap_optimizer_times: int | None = _option(OptionKind.NUMBER, "MindSpeed: parts of the optimizer step")
+    swap_optimizer_times: int | None = _option(OptionKind.NUMBER, "MindSpeed: number of parts of the optimizer step")
     locations: tuple[tuple[str, Location], ...] = ()  # (attribute, location) of each given option
 
     def location_of(self, field: str) -> Location:

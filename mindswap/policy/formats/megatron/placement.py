@@ -158,7 +158,7 @@ def _place_v_shaped(options: MegatronOptions, num_layers: int) -> list[list[int]
         raise PlacementError("schedules_method", "dualpipev needs more than one stage", "MindSpeed")
     for field in (*_CHUNK_OPTIONS, "num_layer_list"):
         if getattr(options, field) is not None:
-            raise PlacementError(field, "cannot stand with --schedules-method dualpipev", "MindSpeed")
+            raise PlacementError(field, "cannot be combined with --schedules-method dualpipev", "MindSpeed")
     size = _divide(num_layers, 2 * num_stages, "schedules_method", "layers", "2 chunks of each stage")
     return [[size] * num_stages] * 2
 
@@ -166,7 +166,7 @@ def _place_v_shaped(options: MegatronOptions, num_layers: int) -> list[list[int]
 def _place_by_list(options: MegatronOptions, num_layers: int) -> list[int]:
     sizes, num_stages = list(options.num_layer_list or ()), options.pipeline_model_parallel_size or 1
     if any(getattr(options, field) is not None for field in _CHUNK_OPTIONS):
-        raise PlacementError("num_layer_list", "cannot stand with virtual chunks", "MindSpeed")
+        raise PlacementError("num_layer_list", "cannot be combined with virtual chunks", "MindSpeed")
     if len(sizes) != num_stages or sum(sizes) != num_layers:
         message = f"{','.join(map(str, sizes))}: {len(sizes)} stages with {sum(sizes)} layers, but the model has "
         raise PlacementError("num_layer_list", f"{message}{num_layers} layers on {num_stages} stages", "MindSpeed")
@@ -206,7 +206,7 @@ def _num_chunks(options: MegatronOptions, per_stage: list[int]) -> int:
         return 1
     field = "num_layers_per_virtual_pipeline_stage"
     if len(set(per_stage)) > 1:
-        message = "cannot stand with an uneven pipeline; use --num-virtual-stages-per-pipeline-rank"
+        message = "cannot be combined with an uneven pipeline; use --num-virtual-stages-per-pipeline-rank"
         raise PlacementError(field, message)
     return _divide(per_stage[0], options.num_layers_per_virtual_pipeline_stage, field, "layers of a stage", "per chunk")
 

@@ -126,7 +126,7 @@ class _Translation:
         offloaded: dict[str, Layers] = {}
         for request in module_requests(options, self.placement):
             if not request.layers:
-                self._add(Level.WARNING, request.field, "has no effect: all its layers are recomputed as a whole")
+                self._add(Level.WARNING, request.field, "has no effect: all its layers are fully recomputed")
                 continue
             for pattern, layers in self._operators(request).items():
                 _merge_layers(offloaded if request.is_offloaded else recomputed, pattern, layers)

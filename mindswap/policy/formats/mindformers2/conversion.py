@@ -105,7 +105,7 @@ def _swap_2x(
         swap["layer_swap"] = [{"layers": index_runs(full_layers)}]
     # layer_swap overrides op_swap in 2.x; in 1.9 op_swap overrides layer_swap.
     if any(layers & full_layers for layers in by_pattern.values()):
-        lost.append("op_swap in layers of layer_swap: 2.x swaps those layers as a whole")
+        lost.append("op_swap in layers of layer_swap: 2.x swaps all of these layers")
     op_swap = [
         {"op_name": pattern, "layers": index_runs(layers - full_layers)}
         for pattern, layers in by_pattern.items()

@@ -158,7 +158,7 @@ def _apply(
         for path in paths:
             parent = next((cell for cell in wrapped if is_below(path, cell)), None)
             if closed or parent is not None:
-                drops.append(Drop(option, path, closed or f"stands below '{parent}', which is wrapped already"))
+                drops.append(Drop(option, path, closed or f"is inside '{parent}', which is wrapped already"))
             else:
                 done.append(path)
         wrapped.extend(path for path in done if is_cell(path) and path not in wrapped)
@@ -167,7 +167,7 @@ def _apply(
     named = defaultdict(tuple, {option: layer_map.get(index, ()) for option, layer_map in maps.items()})
     excluded = wrap("exclude_op", named["exclude_op"], "")
     recomputed = wrap("select_module", named["select_module"], "")
-    closed = "the layer is recomputed as a whole" if is_full else ""
+    closed = "the layer is fully recomputed" if is_full else ""
     comm = named["comm"]
     cells = tuple(path for path in comm if model is not None and is_cell(path) and not _below_any(path, wrapped))
     comm_recomputed = wrap("comm", [path for path in comm if path not in cells], closed)

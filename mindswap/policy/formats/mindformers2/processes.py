@@ -2,7 +2,9 @@
 
 from mindswap.config.nodes import Document, is_int
 
-ONE_PROCESS = "MindFormers 2.1.0 applies swap and recompute with several processes only, and says nothing with one"
+ONE_PROCESS = (
+    "MindFormers 2.1.0 applies swap and recompute with several processes only, and ignores them silently with one"
+)
 
 
 def find_max_processes(document: Document) -> int | None:

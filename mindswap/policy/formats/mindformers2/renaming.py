@@ -112,12 +112,12 @@ def _shifted(pattern: str, new: list[str]) -> str:
 def pattern_to_1_9(path: str, use_legacy: bool, lost: list[str]) -> list[str]:
     """Convert a dotted path of 2.x, or a pattern if the model is not known, to patterns of 1.9."""
     if _CROSSING.search(path):
-        lost.append(f"'{path}': crosses levels, which 1.9 cannot say; name the cells one by one")
+        lost.append(f"'{path}': crosses levels, which 1.9 cannot express; name the cells one by one")
         return []
     parts = re.split(r"\\?\.", path) if "[" not in path else path.split(r"\.")
     plain = ".".join(parts)
     if len(parts) > 1 and parts[-1] not in _CELLS_2X and "[" not in path:
-        lost.append(f"'{path}': one operator; 1.9 moves or recomputes its output, not what it saves")
+        lost.append(f"'{path}': one operator; 1.9 swaps or recomputes its output, not its saved tensors")
     if not use_legacy:
         return [r"\.".join(parts)]
     legacy_paths = [old for old, new in LEGACY_CELLS.items() if plain == new and not old.startswith("self_attention")]

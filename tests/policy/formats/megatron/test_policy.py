@@ -222,9 +222,9 @@ def test_every_name_of_the_table_is_one_of_megatron(model, purpose):
         ),
         (
             "--num-layers 8 --recompute-activations --recompute-num-layers 1",
-            "--recompute-num-layers: 1: selective recompute is of every layer",
+            "--recompute-num-layers: 1: selective recompute applies to every layer",
         ),
-        ("--recompute-activations", "--num-layers: is needed to know which layers there are"),
+        ("--recompute-activations", "--num-layers: is needed to know the layers"),
         (
             f"{FULL} --recompute-method block --distribute-saved-activations",
             "--distribute-saved-activations: needs tensor parallel > 1, and it is 1",
@@ -236,7 +236,7 @@ def test_every_name_of_the_table_is_one_of_megatron(model, purpose):
         (
             f"{FULL} --recompute-method block --distribute-saved-activations --tensor-model-parallel-size 2 "
             "--sequence-parallel",
-            "--distribute-saved-activations: cannot stand with --sequence-parallel, which cuts them already",
+            "--distribute-saved-activations: cannot be combined with --sequence-parallel, which shards them already",
         ),
         (
             "--num-layers 8 --recompute-granularity selective --recompute-modules attn",

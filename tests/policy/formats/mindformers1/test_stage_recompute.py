@@ -39,7 +39,7 @@ def config(num_layers, recompute, stages=2, chunks=1, offset=0, scheduler="1f1b"
 
 
 def recomputed(*args, **options):
-    """Layers that are recomputed whole; there must be no error."""
+    """Layers that are fully recomputed; there must be no error."""
     result = expand(*config(*args, **options))
     assert result.formative_lines, result.problems
     return result.policy.layer_recompute.indices
@@ -195,7 +195,7 @@ def test_rows_that_mindformers_rewrites_for_the_first_default_operator():
 @pytest.mark.parametrize(
     ("stages", "chunks", "offset", "reason"),
     [
-        (2, 1, "[1, 0]", "adds up to 1, but 8 layers on 2 stages x 1 chunks leave a rest of 0"),
+        (2, 1, "[1, 0]", "adds up to 1, but 8 layers on 2 stages x 1 chunks leave a remainder of 0"),
         (2, 1, "[0, 0, 0]", "has 3 numbers, not one per stage"),
         (2, 2, "[[0, 0]]", "has 1 lists, not one for each of 2 chunks"),
         (2, 1, "'x'", "is not a number"),
