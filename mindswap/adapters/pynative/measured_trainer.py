@@ -13,6 +13,7 @@ from mindformers.pynative.trainer import Trainer
 from mindspore import nn
 
 from mindswap.adapters.pynative.applied_paths import AppliedPaths
+from mindswap.adapters.pynative.backward_profile import BackwardProfile
 from mindswap.adapters.pynative.hyper_parallel_stand_in.applied import applied
 from mindswap.adapters.pynative.hyper_parallel_stand_in.pipeline import Schedule1F1B
 from mindswap.adapters.pynative.hyper_parallel_stand_in.swap import Moved, SwapManager, moved
@@ -68,12 +69,14 @@ class MeasuredTrainer(Trainer):
         expert_weight_bytes: size of the parameters of experts, without those of the optimizer.
         unit_bytes: size of the parameters of experts, and of others, by what FSDP gathers together: before the layers,
             of each layer, after them.
+        backward_profile: parts of the first backward pass; without any unless its `measure` is called.
     """
 
     def __init__(self, config: dict[str, Any], train_dataset: Any):
         self.steps: list[MeasuredMemory] = []
         self.added_by_layer: list[int] = []
         self.added_by_cell: list[dict[str, int]] = []
+        self.backward_profile = BackwardProfile()
         super().__init__(config, train_dataset=train_dataset)
         network = {id(weight): weight for model in self.model for weight in model.get_parameters()}
         states = {id(weight): weight for weight in _parameters_of(self.optimizer) if id(weight) not in network}
@@ -213,6 +216,7 @@ class MeasuredTrainer(Trainer):
 
     def _forward_backward(self, model: Any, inputs: Any) -> Any:
         loss = super()._forward_backward(model, inputs)
+        self.backward_profile.end()
         self._end_phase("backward")
         self.steps[-1].gradient_bytes = ms.runtime.memory_allocated() - self.steps[-1].before_bytes
         return loss

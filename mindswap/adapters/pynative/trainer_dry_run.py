@@ -60,12 +60,16 @@ def dry_run(config: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
         The memory of the phases of the measured step, of the network and the optimizer, and what was moved; in bytes.
     """
     uses_stand_in = prepare()
+    from mindswap.adapters.pynative.layers_2x import layers_of
     from mindswap.adapters.pynative.measured_trainer import MeasuredTrainer
 
     config["training"]["steps"] = NUM_STEPS
     num_samples = sample["batch_size"] * sample["num_micro_batches"] * (NUM_STEPS + 1)
     data = synthetic_data(num_samples=num_samples, **{k: v for k, v in sample.items() if k != "num_micro_batches"})
     trainer = MeasuredTrainer(config, data)
+    if trainer.schedule is None:
+        (network,) = trainer.model
+        trainer.backward_profile.measure(network, layers_of(network))
     trainer.train()
     return measured_result(trainer, uses_stand_in)
 
@@ -81,6 +85,7 @@ def measured_result(trainer: Any, uses_stand_in: bool) -> dict[str, Any]:
         "expert_bytes": trainer.expert_bytes,
         "expert_weight_bytes": trainer.expert_weight_bytes,
         "unit_bytes": trainer.unit_bytes,
+        "backward_profile": trainer.backward_profile.parts,
         "added_by_layer": trainer.added_by_layer,
         "added_by_cell": trainer.added_by_cell,
         "layer_indices": trainer.layer_indices,

@@ -8,8 +8,9 @@ Nothing of this runs: HyperParallel, which does it, is not on PyPI. Counted are
   they stay gathered after forward (`reshard_after_forward_policy`, with pipeline stages by default);
 - in backward the gradients of a layer before they are reduced.
 
-Activations are those of the dry run. It is an upper limit: gradients of the first micro-batch become more while
-activations become fewer, so where no second one runs, all of those before their reduction are counted.
+Activations are those of the dry run. It is an upper limit. From the second micro-batch on all gradients are there; if
+only one runs, those of a part of backward are counted as reduced if they were there when the part began (see
+`TrainerStep.backward_profile`), and where no parts were measured, none.
 """
 
 from collections.abc import Sequence
@@ -122,13 +123,16 @@ def compute_rank(step: TrainerStep, shards: Shards, num_micro_batches: int) -> S
     pairs = [sum(units[index : index + 2]) for index in range(len(units))]
     gathered = max(pairs, default=0) if shards.is_resharded else sum(units)
     saved = step.weight_bytes + step.state_bytes - weights - states
-    # From the second micro-batch on all gradients are there from the begin of forward on.
-    saved_gradients = step.gradient_bytes - gradients if num_micro_batches > 1 else 0
-    unreduced = max(units, default=0) * gradient_permille // 1000 if num_micro_batches > 1 else 0
     peaks = step.phase_peaks
+    forward, backward = peaks["forward"], peaks["backward"]
+    if num_micro_batches > 1:
+        forward -= step.gradient_bytes - gradients
+        backward -= step.gradient_bytes - gradients - max(units, default=0) * gradient_permille // 1000
+    else:
+        backward -= _reduced_bytes(step, min(shards.dense, shards.experts))
     limits = (
-        peaks["forward"] - saved - saved_gradients + gathered,
-        peaks["backward"] - saved - saved_gradients + gathered + unreduced,
+        forward - saved + gathered,
+        backward - saved + gathered,
         peaks["optimizer"] - saved - (step.gradient_bytes - gradients),
     )
     return ShardedRank(shards, weights, states, gradients, gathered, max(limits))
@@ -143,6 +147,15 @@ def highest_rank(stages: Sequence[TrainerStep], shards: Shards, num_micro_batche
 def rank_to_json(rank: ShardedRank) -> dict[str, Any]:
     """Return the memory of a rank as plain data; sizes in bytes."""
     return {**vars(rank), "shards": dict(vars(rank.shards)), "is_computed": True}
+
+
+def _reduced_bytes(step: TrainerStep, num_shards: int) -> int:
+    """Return by how much the peak of a first backward pass is lower if gradients are reduced after each layer."""
+    profile = step.backward_profile
+    if not profile:
+        return 0
+    reduced = max(peak - (gradients - -(-gradients // num_shards)) for peak, gradients in profile)
+    return max(peak for peak, _ in profile) - reduced
 
 
 def _gathered_bytes(experts: int, others: int, shards: Shards) -> int:

@@ -91,7 +91,7 @@ def dry_run_trainer(
     is_alone = len(steps) == 1 and step.num_layers != num_layers
     shown = runs[-1] if len(runs[-1]) > 1 else [step]
     num_run = requests[-1].sample["num_micro_batches"]
-    rank = None if shards is None or is_alone else highest_rank(shown, shards, num_run)
+    rank = None if shards is None else highest_rank(shown, shards, num_run)
     return TrainerDryRun(
         title=title,
         num_layers=num_layers,
@@ -177,6 +177,7 @@ def extrapolate(low: TrainerStep, high: TrainerStep, num_layers: int) -> Trainer
         added_by_layer=(),
         added_by_cell=(),
         wrappers=(),
+        backward_profile=(),
         layer_copies=(),
         copies=copies,
         **sizes,

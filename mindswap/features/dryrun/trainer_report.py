@@ -149,11 +149,13 @@ def _rank_lines(report: TrainerDryRun) -> list[str]:
         divided += f", expert_parallel {shards.expert_parallel}"
     gathered = "of two layers at once" if shards.is_resharded else "of all layers, which stay gathered"
     verdict = describe_budget(rank.max_peak_bytes, report.budget_bytes, report.margin_permille)
+    if report.budget_bytes is not None and rank.max_peak_bytes > report.budget_bytes:
+        verdict = f"it may not fit in {format_bytes(report.budget_bytes)}"
     return [
         f"{report.title}, computed, not run: a rank of {format_count(shards.num_cards, 'card')} with {divided} has",
         f"  {_mib(rank.weight_bytes)} of weights, {_mib(rank.state_bytes)} of float32 weights and states, "
         f"{_mib(rank.gradient_bytes)} of gradients, {_mib(rank.gathered_bytes)} of all-gathered weights {gathered}",
-        f"  and needs at most {format_bytes(rank.max_peak_bytes)}: {verdict}",
+        f"  and needs at most {format_bytes(rank.max_peak_bytes)}: {verdict}".rstrip(": "),
     ]
 
 

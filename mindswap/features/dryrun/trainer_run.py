@@ -184,6 +184,7 @@ def read_step(num_layers: int, result: Mapping[str, Any], log: Path, wall_s: flo
         set_lines=tuple(_SET_LINE.findall(log.read_text("utf-8", errors="replace"))),
         own_swap=result.get("swap"),
         unit_bytes=tuple((experts, others) for experts, others in result["unit_bytes"]),
+        backward_profile=tuple((peak, gradients) for peak, gradients in result["backward_profile"]),
         layer_indices=tuple(result["layer_indices"]),
         wall_s=wall_s,
         **{name: result[name] for name in names},

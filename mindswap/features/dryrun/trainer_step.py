@@ -62,6 +62,8 @@ class TrainerStep:
         expert_weight_bytes: those of the network alone.
         unit_bytes: parameters of experts, and of others, by what FSDP gathers together: before the layers, of each
             layer, after them; of the deeper run if extrapolated.
+        backward_profile: parts of the first backward pass, one for each layer: peak, and gradients at its begin; empty
+            if extrapolated, of pipeline stages and with mindswap's own executor.
         reserved_bytes: memory that the pool took at most, with fragments, in its blocks of 1 GiB.
         added_by_layer: what the forward pass of each layer allocates beyond what it frees; in order, with the layers
             for multi-token prediction; empty if extrapolated.
@@ -100,6 +102,7 @@ class TrainerStep:
     expert_bytes: int = 0
     expert_weight_bytes: int = 0
     unit_bytes: tuple[tuple[int, int], ...] = ()
+    backward_profile: tuple[tuple[int, int], ...] = ()
     stage: int = 0
     layer_indices: tuple[int, ...] = ()
     wall_s: float = 0.0

@@ -75,6 +75,13 @@ def test_with_gradients_of_an_earlier_micro_batch():
     assert rank.max_peak_bytes == 900 * MIB - 225 * MIB - 75 * MIB // 2 + 70 * MIB + 45 * MIB // 2
 
 
+def test_gradients_that_are_reduced_after_each_layer():
+    """Of 40 MiB three fourths are gone in the second part, so the first one, with 880 MiB, is the highest: 20 less."""
+    profile = ((880 * MIB, 0), (900 * MIB, 40 * MIB), (850 * MIB, 50 * MIB))
+    rank = compute_rank(replace(MIXED, backward_profile=profile), Shards(4, 4, 4, 1, True), 1)
+    assert rank.max_peak_bytes == 745 * MIB - 20 * MIB
+
+
 def test_expert_parallelism():
     """Experts over 4 ranks, of which all 4 are of expert parallelism: nothing of them is gathered, others over 2."""
     rank = compute_rank(MIXED, Shards(4, 2, 4, 4, True), 1)
@@ -108,4 +115,6 @@ def test_the_report_marks_it_as_computed():
     assert "needs at most 745.0 MiB: fits in" in text
     data = trainer_dry_run_to_json(report)["computed_rank"]
     assert data == rank_to_json(rank) and data["is_computed"] and data["shards"]["dense"] == 4
+    small = format_trainer_dry_run(replace(report, budget_bytes=700 * MIB))
+    assert "needs at most 745.0 MiB: it may not fit in 700.0 MiB" in small
     assert "computed_rank" not in trainer_dry_run_to_json(replace(report, rank=None))

@@ -120,7 +120,11 @@ def test_layers_are_on_a_straight_line(capsys):
 def test_files_that_mindformers_ships(name, capsys):
     (file,) = (path.locate() for path in files("mindformers") or () if str(path) == f"configs/{name}")
     cli.main(["dryrun", str(file), "--layers", "2", "--cards", "8", "--json"])  # whether it fits is not the question
-    (stage,) = json.loads(capsys.readouterr().out)["stages"]
+    data = json.loads(capsys.readouterr().out)
+    (stage,), rank = data["stages"], data["computed_rank"]
+    parts = rank["weight_bytes"] + rank["state_bytes"] + rank["gradient_bytes"] + rank["gathered_bytes"]
+    assert 8 * rank["weight_bytes"] == pytest.approx(stage["parts"]["weights"], rel=1e-3)
+    assert parts < rank["max_peak_bytes"] < 0.9 * data["used_peak_bytes"]
     assert len(stage["added_by_layer"]) == 3 and min(stage["phase_peaks"].values()) > stage["before_bytes"]
 
 

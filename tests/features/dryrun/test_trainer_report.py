@@ -121,13 +121,14 @@ def test_the_lines_of_the_log_on_swap_and_recompute(tmp_path):
     result = {name: 1 for name in names} | {
         "reserved_bytes": 2, "uses_stand_in": False, "peaks": {"forward": 1}, "added_by_layer": [1], "moved": None,
         "added_by_cell": [{"mlp": 1}], "wrappers": [], "layer_copies": [], "layer_indices": [2, 3], "expert_bytes": 5,
-        "expert_weight_bytes": 2, "unit_bytes": [[2, 3]],
+        "expert_weight_bytes": 2, "unit_bytes": [[2, 3]], "backward_profile": [[9, 0], [8, 1]],
     }  # fmt: skip
     step = read_step(2, result, log, 1.5)
     assert step.set_lines == ("Set layer swap at layer 0", "Set select recompute at layer 1: mlp")
     assert step.copies is None and step.wall_s == 1.5
     assert (step.layer_indices, step.expert_bytes) == ((2, 3), 5)
     assert (step.expert_weight_bytes, step.unit_bytes) == (2, ((2, 3),))
+    assert step.backward_profile == ((9, 0), (8, 1))
 
 
 def test_parallelism_that_one_process_does_not_have():
