@@ -12,7 +12,7 @@ check unit demo test test-2x test-nightly test-ms210 test-ray: export GLIBC_TUNA
 # Runs a command that prints nothing, and prints a line every 30 s.
 SPEAK = sh -c 'while sleep 30 >/dev/null 2>&1; do s=$$((s + 30)); echo "installing, $$s s so far"; done & t=$$!; "$$@"; c=$$?; kill $$t; exit $$c' speak
 
-.PHONY: help demo lint unit test test-2x test-nightly test-ms210 test-ray matrix models wheel-test dist docs site check dev bench tables clean
+.PHONY: help demo lint unit test test-2x test-nightly test-ms210 test-ray matrix models wheel-test dist docs site check dev environments bench tables clean
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
@@ -51,7 +51,8 @@ lint: $(CHECK_VENV)/.installed  ## ruff, contracts of imports, spelling, types (
 unit: $(CHECK_VENV)/.installed  ## the tests that need no MindSpore, but for the long ones (1 min)
 	$(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend and not long"
 
-test: check $(VENV)/.installed  ## everything: `check`, its long tests, then those on real MindSpore and MindFormers (20 min)
+test: $(CHECK_VENV)/.installed  ## everything: `check`, its long tests, then those on real MindSpore and MindFormers (35 min, 5 of them to install, once)
+	$(MAKE) --no-print-directory --jobs=2 environments lint unit
 	$(CHECK_VENV)/bin/pytest -q -n 3 -m "long and not mindspore" $$(grep -rl mark.long tests --include="test_*.py")
 	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend and not mindformers2" $$(grep -rl mark.mindspore tests --include="test_*.py")
 	$(MAKE) --no-print-directory test-2x
@@ -93,6 +94,10 @@ docs: $(VENV)/.installed  ## outputs, figures and pictures of all pages again, f
 	$(VENV)/bin/python tools/docs.py
 
 dev: $(VENV)/.installed $(CHECK_VENV)/.installed  ## both environments, nothing run
+
+environments:  # one after the other, as both build the package in this folder; `test` installs them while its first tests run
+	@$(MAKE) --no-print-directory $(VENV)/.installed
+	@$(MAKE) --no-print-directory $(VENV_2X)/.installed
 
 bench: $(VENV)/.installed  ## speed of all parts, and plans next to what others do (40 min)
 	for file in benchmarks/*.py; do $(VENV)/bin/python $$file || exit 1; done
