@@ -9,7 +9,7 @@ import numpy as np
 from mindswap.planner.build_plan import plan_of
 from mindswap.planner.catalog import Catalog
 from mindswap.planner.effect import is_coupled
-from mindswap.planner.evaluate import Candidate, evaluate
+from mindswap.planner.evaluate import Candidate, Evaluation, evaluate
 from mindswap.planner.problem import Compared, Objective, Plan, PlanProblem
 from mindswap.planner.solver.search import Interruptible, Progress
 from mindswap.planner.stages import MIN_REPAIR, StageSolver
@@ -63,12 +63,10 @@ class PlanSession:
         policies, evaluations, keep, _ = planner.evaluated_baselines(problem)
         num_before = self._num_evaluations
         best = self._search(problem.budget_bytes)
-        limit_ns = best.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
         replayed = [
             Candidate.of(problem, policies[name], evaluate(problem, policies[name]))
             for name, evaluation in evaluations.items()
-            if evaluation.fits
-            and (not best.fits(problem.budget_bytes) or evaluation.step_time_ns < limit_ns)
+            if _may_replace(best, evaluation, problem.budget_bytes)
             and planner.is_eligible(problem.allow, policies[name])
         ]
         # Of equally fast candidates the first: what was searched swaps and recomputes no more than needed.
@@ -180,3 +178,14 @@ class PlanSession:
             else:
                 low = middle
         return replace(best, is_interrupted=self.progress.is_stopped)
+
+
+def _may_replace(best: Candidate, baseline: Evaluation, budget_bytes: int) -> bool:
+    """Return whether a baseline, simulated on a short step, may be better than the best candidate on the full step.
+
+    It may be faster within the budget or, if the candidate does not fit, closer to the budget: an interrupted search
+    may end with a candidate that needs more memory than full recompute.
+    """
+    if best.fits(budget_bytes):
+        return baseline.fits and baseline.step_time_ns < best.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
+    return baseline.fits or baseline.peak_bytes < best.peak_bytes

@@ -24,10 +24,10 @@ NOTHING_IS_SWAPPED = (
 MAX_ALTERNATIVES = 4
 
 
-def write_plan(text: str, document: Document, plan: Plan, num_layers: int, device_title: str) -> str:
-    """Return the configuration with the policy of a plan, and its budget as `mindswap.memory`; the rest is unchanged.
-
-    `simulate`, `check` and `plan` then compare the file with that budget.
+def write_plan(
+    text: str, document: Document, plan: Plan, num_layers: int, device_title: str, *, writes_budget: bool = True
+) -> str:
+    """Return the configuration with the policy of a plan; the rest is unchanged.
 
     Args:
         text: YAML text.
@@ -35,17 +35,18 @@ def write_plan(text: str, document: Document, plan: Plan, num_layers: int, devic
         plan: plan with a policy from `compact_policy`.
         num_layers: layers of the model.
         device_title: device of the plan.
+        writes_budget: whether to write the budget of the plan as `mindswap.memory`, with which `simulate`, `check`,
+            `dryrun` and `plan` then compare the file.
 
     Raises:
         PolicyError: if the way the text is written does not allow the edit.
     """
     data = document.data()
     sections = plan_sections(plan.policy, document, num_layers)
-    mindswap_section = {
-        **(sections["mindswap"] if "mindswap" in sections else data.get("mindswap") or {}),
-        "memory": _size_text(plan.budget_bytes),
-    }
-    for name, value in (sections | {"mindswap": mindswap_section}).items():
+    if writes_budget:
+        mindswap_section = sections["mindswap"] if "mindswap" in sections else data.get("mindswap") or {}
+        sections = sections | {"mindswap": {**mindswap_section, "memory": _size_text(plan.budget_bytes)}}
+    for name, value in sections.items():
         comment = plan_comment(plan, device_title) if name == "swap_config" else None
         if comment and value.get("op_swap") == []:
             comment += f"\n{NOTHING_IS_SWAPPED}"

@@ -40,8 +40,8 @@ def _header(effect: SettingsEffect) -> str:
     elif settings.prefetch is not None:
         p = settings.prefetch
         lines.append(
-            f"swap is on: a layer is offloaded when forward of the layer {p} after it ends, and prefetched when "
-            "backward of that layer begins"
+            f"swap is on: layer i is offloaded when forward of layer i+{p} ends, and prefetched when backward of layer "
+            f"i+{p} begins"
         )
     return "\n".join(lines)
 

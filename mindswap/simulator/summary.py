@@ -181,7 +181,7 @@ def group_layer_rows(rows: Sequence[LayerRow]) -> list[tuple[str, LayerRow]]:
     """Group layers with equal rows, apart from the exposed time.
 
     Returns:
-        (name, row) of each group in order of its first layer; the row has the exposed time of the group.
+        (name, row) of each group in order of its first layer; the row has the mean exposed time of its layers.
     """
     groups: dict[LayerRow, list[LayerRow]] = {}
     for row in rows:
@@ -189,7 +189,7 @@ def group_layer_rows(rows: Sequence[LayerRow]) -> list[tuple[str, LayerRow]]:
         groups.setdefault(replace(row, layer=0, stage=outside, exposed_ns=0), []).append(row)
     num_stages = len({row.stage for row in rows if row.layer < 0})
     return [
-        (_name(group, num_stages), replace(group[0], exposed_ns=sum(row.exposed_ns for row in group)))
+        (_name(group, num_stages), replace(group[0], exposed_ns=sum(row.exposed_ns for row in group) // len(group)))
         for group in groups.values()
     ]
 

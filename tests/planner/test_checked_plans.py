@@ -108,6 +108,14 @@ def test_a_plan_that_keeps_everything_needs_no_swap():
     assert not checked.is_swap_enabled and not checked.errors
 
 
+@pytest.mark.parametrize(("memory", "written"), [(None, None), ("9GiB", "9GiB")])
+def test_dryrun_of_a_plan_has_the_margin_of_its_plan(memory, written):
+    """With the budget less the margin in the file, a peak inside the margin would not fit."""
+    step = recorded_step("qwen3_small")
+    data = yaml.safe_load(planned_text(step, make_plan(step, memory).plan, "planned.yaml"))
+    assert data.get("mindswap", {}).get("memory") == written
+
+
 def test_a_plan_is_written_for_a_model_that_is_in_a_folder(tmp_path):
     """The file alone has no experts, and may not divide them."""
     data = yaml.safe_load(CONFIGS["qwen3_moe_small"].read_text("utf-8"))

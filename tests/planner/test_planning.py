@@ -88,6 +88,17 @@ def test_an_interrupted_plan_is_replayed_too(model, planner, free):
     assert plan.num_evaluations == 1
 
 
+def test_an_interrupted_plan_that_does_not_fit_needs_no_more_than_a_baseline(model, planner):
+    """The search ends with the first candidate, which keeps everything."""
+
+    def progress() -> None:
+        raise Stop
+
+    plan = planner.plan(problem(model, 1), progress=progress)
+    assert plan.is_interrupted and not plan.fits
+    assert plan.smallest_budget_bytes == min(baseline.peak_bytes for baseline in plan.compared)
+
+
 def test_least_memory_costs_next_to_no_time(model, planner, free):
     plan = planner.plan(problem(model, 2**40, objective=Objective.MEMORY))
     assert plan.peak_bytes < free.peak_bytes

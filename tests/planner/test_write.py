@@ -161,6 +161,12 @@ def test_the_budget_is_written_so_that_other_commands_judge_by_it(budget_bytes, 
     assert f"mindswap: {{memory: '{memory}', ignore: [overlap]}}\n" in written(again, budget_bytes)
 
 
+def test_a_budget_that_the_file_has_anyway_is_not_written():
+    document = parse_document(TEXT.encode(), "a")
+    text = write_plan(TEXT, document, plan_of(swaps(("add", SOME, 1))), 4, "card", writes_budget=False)
+    assert "memory:" not in text and "op_name: 'add'" in text
+
+
 def test_simulate_judges_by_the_budget_of_the_plan():
     document = parse_document(written(TEXT, 3 * 2**29).encode(), "a")
     assert find_costs([document], "atlas_800t_a2", {}).device.usable_memory_bytes == 3 * 2**29

@@ -163,7 +163,7 @@ def convert_versions(request: Request, to: str, ops_per_layer: int | None, trace
     converted = (_to_2x if to == "2.x" else _to_1_9)(document, num_layers, tensors, ops)
     origin = "1.9" if to == "2.x" else "2.x"
     comment = f"from MindFormers {origin}, {escape(converted.by)} (mindswap convert --to {to})"
-    lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(converted.lost))
+    lost = tuple(escape(f"not the same: {line}") for line in dict.fromkeys(converted.lost))
     text = replace_sections(request.text, source, converted.sections, (comment, *lost), document.file)
     read_back = _read_back(to, text, converted, num_layers, request.target)
     problems = [*_losses(document, source, converted, to), *read_back]
@@ -253,7 +253,7 @@ def _to_1_9(document: Document, num_layers: int, tensors: Tensors | None, ops: t
 def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSettings, version: str) -> list[Problem]:
     """Return losses as warnings at the first section, and a warning if the rest of the file is of another version."""
     location = next(entry.location for name in source if (entry := document.entry(name)) is not None)
-    problems = [Problem(location, "convert", Level.WARNING, f"lost or changed: {line}") for line in converted.lost]
+    problems = [Problem(location, "convert", Level.WARNING, f"not the same: {line}") for line in converted.lost]
     form = find_format(document)
     if form is not VERSIONS[version]:
         message = f"only swap and recompute are converted; the rest of the file is of {form.value}"

@@ -52,6 +52,8 @@ def format_plan(
         lines += [*_nothing_fits_lines(plan, budget_source), *_search_lines(plan, is_verbose)]
     unique_rows: dict[tuple[str, ...], tuple[str, ...]] = {}  # by figures: policies with equal figures share a row
     for each in plan.compared:
+        if plan.fits and each.name == FULL and each.step_time_ns > plan.step_time_ns:
+            continue  # the restriction costs nothing
         row = _row(each, plan.unconstrained_ns, tokens_per_card, memory)
         unique_rows.setdefault(row[1:], row)
     rows = list(unique_rows.values())
@@ -70,7 +72,12 @@ def _figure_lines(plan: Plan, full: Compared | None) -> Iterator[str]:
         yield f"{indent}{_percent(plan.gap)} over the lower bound: no policy is faster than {bound} in this memory"
     if full is not None and full.fits:
         cost = _percent(plan.step_time_ns / full.step_time_ns - 1)
-        yield f"{indent}{cost} over the unrestricted plan"
+        is_slower = plan.step_time_ns > full.step_time_ns
+        yield (
+            f"{indent}{cost} over the unrestricted plan"
+            if is_slower
+            else f"{indent}no slower than the unrestricted plan"
+        )
     stages = ", ".join(format_bytes(size, "GiB") for size in plan.stage_peak_bytes)
     of_stages = f"; stages {stages}" if len(plan.stage_peak_bytes) > 1 else ""
     yield f"peak memory  {format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}{of_stages}"
@@ -82,7 +89,8 @@ def _figure_lines(plan: Plan, full: Compared | None) -> Iterator[str]:
 def _search_lines(plan: Plan, is_verbose: bool) -> Iterator[str]:
     number = format_count(plan.num_evaluations, "simulation")
     if plan.is_interrupted:
-        yield f"search       interrupted after {number}: a longer search may find a faster plan"
+        better = "a faster plan" if plan.fits else "a plan that fits"
+        yield f"search       interrupted after {number}: a longer search may find {better}"
     elif is_verbose:
         yield f"search       {number}"
 

@@ -167,7 +167,7 @@ class StatesPlanner:
             return "as in the file; the search was interrupted"
         fastest_ns = self._fastest_elsewhere_ns(first.plan)
         if first.fits and first.step_time_ns <= fastest_ns:
-            return f"{PLACES[not self._is_in_file]} a step takes {format_time(fastest_ns)} or more"
+            return f"with them {PLACES[not self._is_in_file]}, a step takes {format_time(fastest_ns)} or more"
         return ""
 
     def _fastest_elsewhere_ns(self, plan: Plan) -> int:

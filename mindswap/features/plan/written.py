@@ -16,6 +16,8 @@ from mindswap.policy.equivalence import rewrite_for_swap, with_swap_enabled
 from mindswap.policy.model import Policy
 from mindswap.report.problems import format_problems
 from mindswap.rules.checker import check_document
+from mindswap.simulator.cost.budget import budget_of_device
+from mindswap.simulator.cost.device_costs import find_costs
 
 
 def check_plan_writable(document: Document) -> None:
@@ -59,9 +61,16 @@ def planned_text(step: LoadedStep, plan: Plan, target: str) -> str:
     if policy.is_swap_enabled:
         file_document = parse_document(text, step.document.file)
         text = rewrite_for_swap(text, file_document, step.document)
-    text = write_plan(text, step.document, plan, step.model.captured.num_layers, step.device.title)
-    num_layers = step.model.captured.num_layers if step.path is None else None
-    checked = check_document(with_model_of_folder(parse_document(text, target)), num_layers)
+    num_layers, title = step.model.captured.num_layers, step.device.title
+    text = write_plan(text, step.document, plan, num_layers, title, writes_budget=not _has_budget(step.document, plan))
+    checked = check_document(
+        with_model_of_folder(parse_document(text, target)), num_layers if step.path is None else None
+    )
     if checked.policy != policy:  # None with errors
         raise PlanError(f"the plan cannot be written to {target}\n{format_problems(checked.errors)}")
     return text
+
+
+def _has_budget(document: Document, plan: Plan) -> bool:
+    """Return whether the budget of a plan is the one of its configuration, less its margin."""
+    return budget_of_device(find_costs([document], None, {}).device).planned_bytes == plan.budget_bytes

@@ -183,9 +183,11 @@ def outside_line(model: StepModel, device: Device) -> str:
     unmanaged_bytes = max(device.memory_bytes - max(device.usable_memory_bytes, limit_bytes), 0)
     names = model.settings.communicators
     communicators = f"{format_count(len(names), 'communicator')} ({', '.join(names)})"
-    remainder = f"of {format_bytes(unmanaged_bytes)} that are left"
+    remainder = f"of the {format_bytes(unmanaged_bytes)} that the pool leaves free"
     if model.outside_bytes > unmanaged_bytes:
-        remainder = f"but only {format_bytes(unmanaged_bytes)} are left: lower max_device_memory or HCCL_BUFFSIZE"
+        remainder = (
+            f"but the pool leaves only {format_bytes(unmanaged_bytes)} free: lower max_device_memory or HCCL_BUFFSIZE"
+        )
     size = format_bytes(model.outside_bytes)
     return f"outside the pool  {size} of HCCL buffers, 2 for each of {communicators}, {remainder}"
 

@@ -14,6 +14,7 @@ from mindswap.policy.formats.mindformers2.effect import LayerMap, SettingsEffect
 from mindswap.policy.formats.mindformers2.renaming import LayerNames, pattern_to_1_9, patterns_to_2x
 from mindswap.policy.model import LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.wording import index_runs, name_indices
+from mindswap.units import format_count
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ def _swap_2x(
     if op_swap:
         swap["op_swap"] = op_swap
     if unswappable := indices - swappable:
-        lost.append(f"swap of {name_indices('layer', unswappable)}: the last {prefetch} cannot be swapped in 2.x")
+        lost.append(
+            f"swap of {name_indices('layer', unswappable)}: 2.x swaps none of the last {prefetch} (default_prefetch)"
+        )
     return swap if full_layers or op_swap else {"enable": False}
 
 
@@ -127,7 +130,9 @@ def _prefetch_2x(
         listed = ", ".join(map(str, distances))
         lost.append(f"the distances of the entries ({listed}): one default_prefetch holds for all")
     prefetch = min(-(-distances[-1] // num_layer_ops), max(num_layers - 1, 1))
-    lost.append(f"the unit of the distance: {distances[-1]} operators became {prefetch} layer(s) {origin}")
+    lost.append(
+        f"the unit of the distance: {distances[-1]} operators became {format_count(prefetch, 'layer')} {origin}"
+    )
     return prefetch
 
 
@@ -203,8 +208,8 @@ def to_1_9(
     swap: dict[str, Any] = {"swap": settings.is_swap_enabled or has_recompute}
     if settings.is_swap_enabled:
         lost.append(
-            f"the unit of the distance: {settings.prefetch} layer(s) became {prefetch} operators ({source}: "
-            f"{num_layer_ops} operators of a layer in backward; --ops-per-layer)"
+            f"the unit of the distance: {format_count(settings.prefetch or 1, 'layer')} became {prefetch} operators "
+            f"({source}: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
         )
         inside = [index for index, layer in enumerate(effect.layers) if layer.is_swapped and layer.is_recomputed]
         if inside:

@@ -19,7 +19,7 @@ def test_entries_become_one_and_the_largest_distance_counts():
         "layer_swap": [{"layers": ["0-1", "3-4"]}],
     }
     assert converted.sections["recompute"] == {"mode": "None"}
-    assert "swap of layer 5: the last 3 cannot be swapped in 2.x" in converted.lost
+    assert "swap of layer 5: 2.x swaps none of the last 3 (default_prefetch)" in converted.lost
     assert any("(5, 25)" in line for line in converted.lost)
 
 
