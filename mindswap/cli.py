@@ -65,7 +65,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "inspect.cli",
     ),
     "simulate": CommandEntry(
-        "Predict step time, peak memory and every stall of CONFIG on a device, and show them; simulated, no device.",
+        "Simulate a step of CONFIG on a device model: step time, peak memory, waits for copies; needs no device.",
         "simulate.cli",
     ),
     "dryrun": CommandEntry(

@@ -79,13 +79,19 @@ def add_rank(parser: argparse._ActionsContainer) -> None:
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add `--device` and an option for each figure of a device; `--help` lists the common ones."""
-    group = parser.add_argument_group("device", description="each figure can be set here, or in `mindswap:` of CONFIG")
+    group = parser.add_argument_group(
+        "device",
+        description=(
+            "each figure of the device can be set here, or in `mindswap:` of CONFIG;\n"
+            "`mindswap simulate CONFIG --figures` lists all of them, and --h2d-latency sets h2d_latency"
+        ),
+    )
     group.add_argument("--device", metavar="NAME|FILE", help=f"{', '.join(list_devices())}, or a .yaml file")
     for name, figure in OPTIONS.items():
         is_memory = name == "memory"
         group.add_argument(
             f"--{name.replace('_', '-')}",
-            metavar=figure.kind.example,
+            metavar=figure.kind.name,
             help=f"{figure.meaning}{MEMORY_UNITS if is_memory else ''}"
             if figure.is_common or is_memory
             else argparse.SUPPRESS,

@@ -66,9 +66,9 @@ examples:
   mindswap dryrun pretrain_2x.yaml --against none         # of MindFormers 2.x, in PyNative mode
   mindswap dryrun --json llama2_7b.yaml | jq '.stages[].used_peak_bytes'
 
-It runs on any Linux machine with MindSpore 2.9.0. Stand-ins for CANN's libraries are built from the wheel once, in half
-a minute, by a C compiler or PyPI's ziglang. No kernel runs, so there are no times, no values, and no error for lack
-of memory. Workspaces are simulated, because a dry run does not know them.
+It needs Linux with MindSpore 2.7.2 to 2.10.0 and MindFormers. Stand-ins for CANN's libraries are built from the wheel
+once, in half a minute, by a C compiler or PyPI's ziglang. No kernel runs, so there are no times, no values, and
+no error for lack of memory. Workspaces are simulated, because a dry run does not know them.
 All layers run. If a stage has more than 16 and they take more than three minutes, the memory is extrapolated from two
 models with fewer layers, provided that the simulator's extrapolation from the same models is less than 1 % off.
 A configuration of MindFormers 2.x (PyNative) runs with its own trainer, which needs mindformers 2.1.0 and mindspore

@@ -107,11 +107,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     parser.add_argument(
-        "--no-verify", action="store_true", help="write the plan without checking it in the compiled graph"
+        "--no-verify",
+        action="store_true",
+        help="write the plan without checking it in the compiled graph, with MindFormers 2.x without a dry run",
     )
     parser.add_argument(
         "--pin",
-        metavar="PATTERN=MEANS",
+        metavar="PATTERN=swap|recompute|keep",
         default=[],
         action="append",
         help=(
