@@ -116,7 +116,10 @@ class StepModel:
         parts: SharedParts | None = None,
     ):
         parts = parts or make_parts(captured, costs, settings, fixed, caveats)
-        self.costs, self.settings, self.is_swapping = costs, settings, is_swapping
+        self.costs, self.settings = costs, settings
+        # `swap: True` compiles a step of one micro-batch with lazy_inline, which keeps the backend from merging
+        # recomputed casts of weights, whether or not a tensor is swapped.
+        self.is_swapping = is_swapping or settings.sharding.is_cast_after_gather
         self.layers, self.captured, self.caveats = parts.layers, parts.captured, parts.caveats
         self.names = parts.layers.labels
         self.transfers, self.weights = parts.transfers, parts.weights
@@ -229,10 +232,10 @@ class StepModel:
         layers = CompiledLayers(groups.captured, self.settings)
         graph = layers.in_backend_order(layers.rewritten_layers(policy, groups.layers))
         read = partial(groups.read_blocks, graph, self._block_builder_of(layers))
-        is_swapping = has_swaps(policy) and self._parts.has_single_micro_step
+        is_swapping = (self.is_swapping or has_swaps(policy)) and self._parts.has_single_micro_step
         blocks = read(is_swapping)
         if is_swapping and not any(tensor.num_copies for block in blocks for tensor in block.tensors):
-            blocks = read(False)
+            blocks = read(self.is_swapping)
         return build_program(blocks, self.transfers, layout, first_layers=groups.starts[:-1])
 
     def blocks(self, policy: Policy) -> list[Block]:

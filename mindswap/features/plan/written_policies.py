@@ -35,7 +35,7 @@ class WrittenPolicies:
         if type(self.step.model) is not StepModel:
             return False
         settings = self.step.model.settings
-        is_recompiled = settings.sharding.num_ranks > 1 and has_single_micro_step(self.step.document)
+        is_recompiled = has_single_micro_step(self.step.document)
         return self.step.device.leaves_fragments or settings.plans_memory or is_recompiled
 
     def evaluate(self, policy: Policy, *, has_swap: bool | None = None) -> Evaluation:

@@ -292,7 +292,7 @@ class LoadedStep:
 
     def _as_compiled(self, is_cast_after_gather: bool) -> "LoadedStep":
         sharding = self.model.settings.sharding
-        can_differ = type(self.model) is StepModel and sharding.num_ranks > 1 and has_single_micro_step(self.document)
+        can_differ = type(self.model) is StepModel and has_single_micro_step(self.document)
         if not can_differ or sharding.is_cast_after_gather == is_cast_after_gather:
             return self
         return _move_casts(self, is_cast_after_gather)
