@@ -149,6 +149,12 @@ def test_both_languages_have_the_same_examples(page):
         assert blocks(page, language) == blocks(TOOL.chinese(page), language)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_has_markers_of_a_merge(page):
+    lines = (ROOT / page).read_text("utf-8").splitlines()
+    assert not [line for line in lines if line.startswith(("<<<<<<<", ">>>>>>>"))]
+
+
 @pytest.mark.parametrize("page", [*PAGES, *TOOL.DEVELOPER_PAGES])
 def test_links_lead_to_files(page):
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text("utf-8"))
