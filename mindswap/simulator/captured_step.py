@@ -9,6 +9,7 @@ from mindswap.config.step_settings import LAYERS_NOT_INLINED, StepSettings
 from mindswap.config.weight_sharding import UNSHARDED, WeightSharding, is_expert_weight
 from mindswap.graph.analysis.collectives import Collective
 from mindswap.graph.analysis.liveness import LayerSample
+from mindswap.graph.analysis.prediction_layers import has_prediction_layers
 from mindswap.graph.analysis.saved_tensors import OperatorNames
 from mindswap.graph.model import Graph, TensorType
 from mindswap.graph.ops import NO_WORK_OPS, WEIGHT_OPS
@@ -202,5 +203,5 @@ def list_caveats(captured: Graph, settings: StepSettings) -> tuple[str, ...]:
     return inlining + tuple(
         f"{parameter.name} is read by the first and the last pipeline stage: MindSpore sends it for every "
         "micro-batch, and its gradient back; the memory of that is counted, its time is not"
-        for parameter in find_tied_parameters(captured)
+        for parameter in (() if has_prediction_layers(captured) else find_tied_parameters(captured))
     )

@@ -87,7 +87,10 @@ def _intervals_of(timeline: Timeline, stage: int) -> _Intervals:
     intervals = timeline.program.intervals
     begin_ns, end_ns = interval_times(timeline)
     is_optimizer = intervals.part == MemoryPart.OPTIMIZER_TEMPORARIES
-    is_live = (begin_ns < end_ns) & (intervals.size_bytes > 0)
+    # Of the last SEND the output begins where the passes end, and stays until the end of the step.
+    is_output = _is_send(timeline, intervals.begin) & _is_send(timeline, intervals.end)
+    is_last = end_ns >= end_ns[intervals.stage == stage].max(initial=0)
+    is_live = ((begin_ns < end_ns) | (is_output & is_last)) & (intervals.size_bytes > 0)
     selected = np.flatnonzero((intervals.stage == stage) & is_live & ~is_optimizer)
     return _Intervals(
         begin_ns=begin_ns[selected],

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from mindswap.config.step_settings import StepSettings
+from mindswap.graph.analysis.prediction_layers import has_prediction_layers
 from mindswap.graph.constants import constant_bytes, constant_operator_bytes
 from mindswap.graph.model import Graph
 from mindswap.graph.sequences import cache_bytes
@@ -72,6 +73,11 @@ def weigh_stages(
     """
     weights = find_parameters(captured.graph, settings.sharding)
     placed = _place_parameters(weights, captured.sample.layer_map, layout)
+    tied = () if layout.are_ends_together else find_tied_parameters(captured.graph, settings.sharding)
+    if has_prediction_layers(captured.graph):
+        # MindFormers gives a last stage that predicts more tokens an embedding of its own, which is trained
+        # (docs/internals/notes.md#layers-for-multi-token-prediction).
+        placed[-1][:0], tied = [(max(chain(*layout.chunks[-1])), weight) for weight in tied], ()
     parameters = tuple(tuple(parameter for _, parameter in stage) for stage in placed)
     rule = _gradient_rule(weights, settings)
     # With one micro-step, tensors computed from constants are ordinary activations.
@@ -87,6 +93,7 @@ def weigh_stages(
             graph=plain,
             layout=layout,
             parameters=parameters,
+            tied=tied,
             settings=settings,
             device=device,
             per_step_bytes=step_bytes,
@@ -180,6 +187,7 @@ def _static_memory(
     graph: Graph,
     layout: StageLayout,
     parameters: Sequence[Sequence[Parameter]],
+    tied: Sequence[Parameter],
     settings: StepSettings,
     device: Device,
     per_step_bytes: int,
@@ -187,16 +195,15 @@ def _static_memory(
     constants = constant_bytes(graph)
     workspace = workspace_bytes((*graph.forward, *graph.backward), device)
     stages = [estimate_static_memory(stage_parameters, settings, workspace) for stage_parameters in parameters]
-    if not layout.are_ends_together:
+    if tied:
         # The last stage has a tied weight of the first stage twice, as the received tensor and as the parameter of
         # Receive, and a gradient that it sends back (pipeline_transformer.cc, InsertReceive). Its optimizer state is on
         # the first stage only.
-        tied = estimate_static_memory(find_tied_parameters(captured.graph, settings.sharding), settings)
-        last = stages[-1]
+        copies, last = estimate_static_memory(tied, settings), stages[-1]
         stages[-1] = replace(
             last,
-            parameter_bytes=last.parameter_bytes + 2 * tied.parameter_bytes,
-            gradient_bytes=last.gradient_bytes + tied.gradient_bytes,
+            parameter_bytes=last.parameter_bytes + 2 * copies.parameter_bytes,
+            gradient_bytes=last.gradient_bytes + copies.gradient_bytes,
         )
     shared_bytes = constants.get(None, 0) + per_step_bytes
     layer_map = captured.sample.layer_map

@@ -68,6 +68,20 @@ def test_a_tied_weight_is_on_the_last_stage_twice_with_one_gradient():
     assert (last.parameter_bytes, last.gradient_bytes, last.optimizer_bytes) == (2 * KIB, KIB, 0)
 
 
+def test_a_last_stage_that_predicts_more_tokens_trains_an_embedding_of_its_own():
+    """Dry run of `deepseek pp2_tp2 of_1_of_2`: weight, sum of gradients, adam_m and adam_v of it are on both stages."""
+    step = captured(NUM_LAYERS)
+    scope = {"cell_path": "mtp.layers.0.enorm", "scope": "Default/mtp-MTP/layers-CellList/0-Layer/Mul-op0"}
+    *before, loss = step.graph.forward
+    predicted = replace(loss, name="predicted", inputs=(*loss.inputs, "weight"), **scope)
+    graph = replace(step.graph, forward=(*before, predicted, replace(loss, inputs=("predicted",))))
+    settings = replace(SETTINGS, pipeline=Pipeline(num_stages=2), num_micro_batches=2)
+    own = StepModel(replace(step, graph=graph), CostTable(device()), settings)
+    assert own.caveats == ()
+    _, last = own.static
+    assert (last.parameter_bytes, last.gradient_bytes, last.optimizer_bytes) == (KIB, KIB, 2 * KIB)
+
+
 def test_a_tied_weight_that_the_parallel_optimizer_cuts_is_a_part_on_the_last_stage():
     """Read behind the layers through what makes it whole; its sum of gradients is whole."""
     step = captured(NUM_LAYERS)

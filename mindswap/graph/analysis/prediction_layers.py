@@ -17,6 +17,11 @@ def prediction_layer(cell_path: str) -> str:
     return cell_path[: match.end()] if match else ""
 
 
+def has_prediction_layers(graph: Graph) -> bool:
+    """Return whether the step predicts more than one token of each position."""
+    return any(prediction_layer(node.cell_path) for node in graph.forward)
+
+
 def find_recomputable(graph: Graph) -> frozenset[str]:
     """Return the names of the forward operators that recompute of these layers recomputes.
 
