@@ -125,8 +125,9 @@ def test_a_row_of_the_declared_set_is_as_in_the_dry_run(tmp_path, name, recorded
 @pytest.mark.parametrize(
     ("name", "stage", "recorded_mib", "least"),
     [
-        # The layer for multi-token prediction is recomputed with the last layer: 514 and 765 MiB if it is not.
-        ("deepseek pp2_tp2 optimizer_cut states_on_host of_1_of_2", 1, 466, 1.0),
+        # The layer for multi-token prediction is recomputed with the last layer: 765 MiB if it is not. The last stage
+        # trains an embedding of its own: 701 MiB if it does not.
+        ("deepseek pp2_tp2 of_1_of_2", 1, 728, 0.99),
         # Both losses take turns: 545 MiB one after the other. Zeros that gradients are added to are missing.
         ("deepseek optimizer_cut", 0, 595, 0.96),
     ],
