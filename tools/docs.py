@@ -27,7 +27,6 @@ PAGES_IN_DOCS = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob(
 DEVELOPER_PAGES = (
     "CONTRIBUTING.md",
     "docs/development/how_to.md",
-    "docs/development/planner_rewrite.md",
     "docs/development/testing.md",
     "docs/internals/architecture.md",
     "docs/internals/notes.md",

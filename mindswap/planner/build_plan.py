@@ -1,7 +1,7 @@
 """Build a plan from a policy and its evaluation."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindswap.planner.evaluate import Evaluation
 from mindswap.planner.lower_bound import BoundInputs, least_budget_bytes, min_step_ns
@@ -15,14 +15,28 @@ class BoundError(AssertionError):
     """A plan refutes the lower bound: an internal error of the planner, not a result to show."""
 
 
+class Bounds(NamedTuple):
+    """Lower bounds of all policies of a problem."""
+
+    step_ns: int | None  # step time within the budgets; None if no policy fits
+    memory_bytes: int  # device memory
+
+    @classmethod
+    def of(cls, bound_inputs: BoundInputs, problem: PlanProblem) -> "Bounds":
+        """Compute the bounds of a problem."""
+        limits = problem.host_bytes_per_card, problem.allow
+        step_ns = min_step_ns(bound_inputs, problem.budget_bytes, *limits)
+        return cls(step_ns, least_budget_bytes(bound_inputs, *limits))
+
+
 def plan_of(
-    problem: PlanProblem, bound_inputs: BoundInputs, keep_ns: int, policy: Policy, evaluation: Evaluation, **search: Any
+    problem: PlanProblem, bounds: Bounds | None, keep_ns: int, policy: Policy, evaluation: Evaluation, **search: Any
 ) -> Plan:
     """Build a plan from a policy and its evaluation.
 
     Args:
         problem: problem that the policy solves.
-        bound_inputs: inputs of the lower bound.
+        bounds: its lower bounds; None if there are none but keeping everything and the static memory.
         keep_ns: step time if everything is kept.
         policy: best policy.
         evaluation: its evaluation on the whole step.
@@ -31,26 +45,25 @@ def plan_of(
     Raises:
         BoundError: the policy refutes the bound, which is an error of ours.
     """
-    host_bytes, allow = problem.host_bytes_per_card, problem.allow
-    bound_ns = min_step_ns(bound_inputs, problem.budget_bytes, host_bytes, allow)
-    least_bytes = least_budget_bytes(bound_inputs, host_bytes, allow)
-    if evaluation.fits:
-        _require_bound(evaluation, bound_ns, least_bytes)
-    fixed = problem.model.layers.fixed
+    static_bytes = tuple(static.total_bytes for static in problem.model.static)
+    fixed = None if bounds is None else problem.model.layers.fixed  # steps of MindFormers 2.x have no pins
+    if bounds is None:
+        bounds = Bounds(None if evaluation.fits else keep_ns, max(static_bytes))
+    elif evaluation.fits:
+        _require_bound(evaluation, *bounds)
+    peak_bytes = evaluation.peak_bytes
     return Plan(
         fits=evaluation.fits,
         policy=policy.combined_with(fixed) if fixed is not None else policy,
         step_time_ns=evaluation.step_time_ns,
         stage_peak_bytes=evaluation.stage_peak_bytes,
-        stage_static_bytes=tuple(static.total_bytes for static in problem.model.static),
+        stage_static_bytes=static_bytes,
         host_bytes=evaluation.host_bytes,
         budget_bytes=problem.budget_bytes,
         unconstrained_ns=keep_ns,
-        lower_bound_ns=bound_ns,
-        smallest_budget_bytes=min(problem.budget_bytes, evaluation.peak_bytes)
-        if evaluation.fits
-        else evaluation.peak_bytes,
-        least_budget_bytes=least_bytes,
+        lower_bound_ns=bounds.step_ns,
+        smallest_budget_bytes=min(problem.budget_bytes, peak_bytes) if evaluation.fits else peak_bytes,
+        least_budget_bytes=bounds.memory_bytes,
         host_budget_bytes=problem.host_bytes,
         holders=memory_by_operator(evaluation),
         **search,

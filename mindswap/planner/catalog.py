@@ -7,7 +7,7 @@ import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Names
 from mindswap.planner.candidates import ActivationGroup, find_activation_groups
-from mindswap.planner.effect import ALL_OPERATORS, Consumers, coupled_swaps, find_consumers, find_merged_consumers
+from mindswap.planner.effect import ALL_OPERATORS, Consumers, find_consumers, find_merged_consumers
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
 from mindswap.policy.cell_tree import CellNode, exact_pattern
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
@@ -31,10 +31,9 @@ class Catalog:
     layer_classes: tuple[int, ...]  # compiled layer that represents each layer of the model
     # shape (num_compiled, num_groups): `WHOLE_LAYER` first, then the groups of all layers by label
     groups: tuple[tuple[ActivationGroup, ...], ...]
-    freed_bytes: np.ndarray  # this field and the next three are those of `DecisionCosts`; read-only
+    freed_bytes: np.ndarray  # this field and the next two are those of `DecisionCosts`; read-only
     recompute_ns: np.ndarray
     copy_ns: np.ndarray
-    conflicts: np.ndarray
     uses: tuple[Consumers, ...]  # for each compiled layer, readers of each operator's output
     merged: tuple[Consumers, ...]  # of these, readers that the graph lacks, from `find_merged_consumers`
     unheld_roles: tuple[frozenset[Role], ...]  # for each compiled layer, from `find_unheld_roles`
@@ -109,7 +108,6 @@ def build_catalog(
     freed_bytes = np.zeros((*shape, 1 + num_recompute_paths), np.int64)
     recompute_ns = np.zeros_like(freed_bytes)
     copy_ns = np.zeros(shape, np.int64)
-    conflicts = np.zeros((*shape, 1 + num_recompute_paths, shape[1]), bool)
     unheld_roles = tuple(find_unheld_roles(model, layer_classes.index(position)) for position in range(len(groups)))
     is_across, is_cell = np.zeros(freed_bytes.shape, bool), np.zeros(shape[1], bool)
     for position, layer_groups in enumerate(groups):
@@ -128,8 +126,7 @@ def build_catalog(
                 is_across[position, i, 1 : 1 + len(group.recompute_paths)] = [
                     path_index in group.across_cells for path_index in group.recompute_paths
                 ]
-        conflicts[position] = _find_conflicts(merged[position], layer_groups, freed_bytes[position])
-    for array in (freed_bytes, recompute_ns, copy_ns, conflicts, is_across, is_cell):
+    for array in (freed_bytes, recompute_ns, copy_ns, is_across, is_cell):
         array.flags.writeable = False
     return Catalog(
         layer_classes=layer_classes,
@@ -137,7 +134,6 @@ def build_catalog(
         freed_bytes=freed_bytes,
         recompute_ns=recompute_ns,
         copy_ns=copy_ns,
-        conflicts=conflicts,
         uses=uses,
         merged=merged,
         unheld_roles=unheld_roles,
@@ -188,26 +184,6 @@ def _swap_costs(
             in_ns = sum(map(model.transfers.copy_in_ns, group.sizes_bytes))
             copy_ns[i] = max(out_ns, in_ns)
     return freed_bytes, copy_ns
-
-
-def _find_conflicts(uses: Consumers, layer_groups: Sequence[ActivationGroup], freed_bytes: np.ndarray) -> np.ndarray:
-    """Find, in one compiled layer, the swapped groups that recomputed operators read.
-
-    Args:
-        uses: readers of each operator's output in the layer.
-        layer_groups: groups of the layer.
-        freed_bytes: bytes that each decision frees, shape (num_groups, 1 + num_recompute_paths).
-
-    Returns:
-        bool, shape (num_groups, 1 + num_recompute_paths, num_groups): recomputed group and path, swapped group.
-    """
-    conflicts = np.zeros((*freed_bytes.shape, len(layer_groups)), bool)
-    for i, path_index in np.argwhere(freed_bytes[:, 1:] > 0).tolist():
-        recomputed = recomputed_names_of(layer_groups[i], 1 + path_index)
-        for j in np.flatnonzero(freed_bytes[:, 0] > 0).tolist():
-            idle = coupled_swaps(uses, layer_groups[j].swap_names, recomputed)
-            conflicts[i, 1 + path_index, j] = i != j and bool(idle)
-    return conflicts
 
 
 def recomputed_names_of(group: ActivationGroup, path_index: int) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ def evaluate_short(problem: PlanProblem, policy: Policy, short_models: Sequence[
 def _extrapolate(problem: PlanProblem, policy: Policy, short_models: Sequence[StepModel]) -> tuple[Evaluation, bool]:
     """Return `evaluate_short`, and whether one more micro-batch takes as long as a round of the slowest stage."""
     steps = [model.simulate(policy) for model in short_models]
-    evaluation = _evaluate(problem, steps[-1])
+    evaluation = evaluation_of(problem, steps[-1])
     if len(steps) == 1:
         return evaluation, True
     counts = [model.layout.num_micro_batches for model in short_models]
@@ -184,7 +184,8 @@ def short_model(model: StepModel, max_operators: int = 0, factor: int = 1) -> tu
     return (model.with_micro_batches(first), model.with_micro_batches(second))
 
 
-def _evaluate(problem: PlanProblem, step: SimulatedStep) -> Evaluation:
+def evaluation_of(problem: PlanProblem, step: SimulatedStep) -> Evaluation:
+    """Return the evaluation of a simulated step."""
     peaks = tuple(a + s.total_bytes for a, s in zip(step.activation_bytes, step.static, strict=True))
     timeline = step.timeline
     stage_host_bytes = [

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,22 +14,6 @@ from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Polic
 from mindswap.simulator.layer_block import Block, CopySetting, Role
 from mindswap.simulator.program import NO_OP
 from mindswap.simulator.step_model import StepModel
-
-
-class _SwappedGroup(NamedTuple):
-    """A swapped group of a layer."""
-
-    group: int  # its index
-    names: set[str]  # names of holders that swap moves
-    is_idle: bool  # the swap has no effect
-
-
-class _CopyCosts(NamedTuple):
-    """Costs of the swapped tensors of a block."""
-
-    freed_bytes: int  # device memory
-    link_ns: int  # copy time of the slower direction
-    host_bytes: int
 
 
 class LayerAssignments:
@@ -57,12 +40,6 @@ class LayerAssignments:
         recomputed = np.flatnonzero(decisions < KEEP).tolist()
         return recompute_policy([(self.catalog.group(layer_index, i), -int(decisions[i])) for i in recomputed])
 
-    def recomputed_names(self, layer_index: int, decisions: np.ndarray) -> tuple[str, ...]:
-        """Return the recomputed cells and operators; `ALL_OPERATORS` for the full layer."""
-        recomputed = np.flatnonzero(decisions < KEEP).tolist()
-        named = [recomputed_names_of(self.catalog.group(layer_index, i), -int(decisions[i])) for i in recomputed]
-        return tuple(dict.fromkeys(name for names in named for name in names))
-
     def ineffective_names(self, layer_index: int, decisions: np.ndarray) -> IneffectiveNames:
         """Return the names whose swap or recompute would have no effect; policies leave them out."""
         if decisions[0] < KEEP:
@@ -76,10 +53,8 @@ class LayerAssignments:
         Whether a swap has an effect depends on what is recomputed, not on the other swaps, so the prediction is made
         once for each set of recomputed names with everything else swapped. `policy` predicts its exact decisions.
         """
-        named, key = (
-            self._named(layer_index, decisions),
-            (self.catalog.layer_classes[layer_index], np.minimum(decisions, KEEP).tobytes()),
-        )
+        named = self._named(layer_index, decisions)
+        key = (self.catalog.layer_classes[layer_index], np.minimum(decisions, KEEP).tobytes())
         if named and key not in self._idle:
             every = self._named(layer_index, np.where(decisions == KEEP, 1, decisions))
             self._idle[key] = self.effect_predictor.ineffective_names(
@@ -94,32 +69,25 @@ class LayerAssignments:
         are equal, so all names of a merged operator get the largest distance.
         """
         named: dict[str, int] = {}
-        for i, names, is_idle in self._swapped(layer_index, decisions):
-            if not is_idle:
-                named |= {name: max(named.get(name, 0), int(decisions[i])) for name in names}
+        for i, names in self._swapped(layer_index, decisions):
+            named |= {name: max(named.get(name, 0), int(decisions[i])) for name in names}
         for merged in self.holder_names(layer_index, decisions).values() if named else ():
             for names in map(named.keys().__and__, merged):
                 named |= dict.fromkeys(names, max((named[name] for name in names), default=0))
         return named
 
-    def _swapped(self, layer_index: int, decisions: np.ndarray) -> Iterator[_SwappedGroup]:
-        """Yield each swapped group of a layer."""
-        swapped = np.flatnonzero(decisions > KEEP).tolist()
-        if not swapped:
-            return
-        uses, recomputed = (
-            self.catalog.merged[self.catalog.layer_classes[layer_index]],
-            self.recomputed_names(layer_index, decisions),
-        )
-        holding = {
-            name
-            for holders in self.holder_names(layer_index, decisions).values()
-            for names in holders
-            for name in names
-        }
-        for i in swapped:
+    def _swapped(self, layer_index: int, decisions: np.ndarray) -> Iterator[tuple[int, set[str]]]:
+        """Yield each swapped group of a layer that has an effect, with the names of the holders that swap moves."""
+        uses = self.catalog.merged[self.catalog.layer_classes[layer_index]]
+        recomputed = np.flatnonzero(decisions < KEEP).tolist()
+        paths = (recomputed_names_of(self.catalog.group(layer_index, i), -int(decisions[i])) for i in recomputed)
+        recomputed_names = [name for names in paths for name in names]
+        for i in np.flatnonzero(decisions > KEEP).tolist():
+            holders = self.holder_names(layer_index, decisions).values()
+            holding = {name for merged in holders for names in merged for name in names}
             names = holding.intersection(self.catalog.group(layer_index, i).swap_names)
-            yield _SwappedGroup(i, names, bool(coupled_swaps(uses, names, recomputed)))
+            if not coupled_swaps(uses, names, recomputed_names):
+                yield i, names
 
     def policy(self, assignment: np.ndarray) -> Policy:
         """Return the policy of an assignment, int64 of shape (num_layers, num_groups), for all layers of the model."""
@@ -154,13 +122,12 @@ class LayerAssignments:
 
     def effective(self, layer_index: int, decisions: np.ndarray) -> np.ndarray:
         """Return the decisions with `KEEP` in place of swaps without effect, as in the policy."""
-        effective_decisions = decisions.copy()
-        if (decisions > KEEP).any() and decisions[0] == KEEP:
-            ineffective = self.ineffective_names(layer_index, decisions).swap
-            for i, names, is_idle in self._swapped(layer_index, decisions):
-                if is_idle or names <= ineffective:
-                    effective_decisions[i] = KEEP
-        return effective_decisions
+        if not (decisions > KEEP).any() or decisions[0] < KEEP:
+            return decisions
+        ineffective = self.ineffective_names(layer_index, decisions).swap
+        is_moved = np.zeros(len(decisions), bool)
+        is_moved[[i for i, names in self._swapped(layer_index, decisions) if not names <= ineffective]] = True
+        return np.where((decisions > KEEP) & ~is_moved, KEEP, decisions)
 
     def holder_names(self, layer_index: int, decisions: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
         """Return, by tensor label, the names under which backward holds it given the recompute of the decisions."""
@@ -239,25 +206,19 @@ def _assignment_cost(model: StepModel, unheld_roles: Set[Role], plain: Block, bl
 
     `unheld_roles` is from `find_unheld_roles`.
     """
-    unheld_bytes, link_ns, host_bytes = np.subtract(_copy_costs(model, block), _copy_costs(model, plain)).tolist()
-    return AssignmentCost(
-        kept_bytes(model, plain, unheld_roles) - kept_bytes(model, block, unheld_roles) + unheld_bytes,
-        max(0, backward_ns(block) - backward_ns(plain)),
-        link_ns,
-        host_bytes,
-    )
 
+    def costs_of(each: Block) -> np.ndarray:
+        """Return the bytes that are not kept, the time of backward, that of the slower copies, and the host memory."""
+        moved = [
+            tensor
+            for tensor in each.tensors
+            if tensor.num_copies > 0 and tensor.is_forward and (tensor.role or tensor.uses.first_backward != NO_OP)
+        ]
+        times = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
+        link_ns = max(sum(t.num_copies * copy_ns(t.size_bytes) for t in moved) for copy_ns in times)
+        unheld_bytes = sum(tensor.size_bytes for tensor in moved if not tensor.is_resident)
+        freed_bytes = unheld_bytes - kept_bytes(model, each, unheld_roles)
+        return np.array([freed_bytes, backward_ns(each), link_ns, sum(t.num_copies * t.size_bytes for t in moved)])
 
-def _copy_costs(model: StepModel, block: Block) -> _CopyCosts:
-    """Compute the costs of the swapped tensors of a block."""
-    moved = [
-        tensor
-        for tensor in block.tensors
-        if tensor.num_copies > 0 and tensor.is_forward and (tensor.role or tensor.uses.first_backward != NO_OP)
-    ]
-    times = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
-    return _CopyCosts(
-        sum(tensor.size_bytes for tensor in moved if not tensor.is_resident),
-        max(sum(t.num_copies * copy_ns(t.size_bytes) for t in moved) for copy_ns in times),
-        sum(t.num_copies * t.size_bytes for t in moved),
-    )
+    freed_bytes, recompute_ns, link_ns, host_bytes = (costs_of(block) - costs_of(plain)).tolist()
+    return AssignmentCost(freed_bytes, max(0, recompute_ns), link_ns, host_bytes)

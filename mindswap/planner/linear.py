@@ -16,7 +16,7 @@ import numpy as np
 
 # Sums of variables: for each, variable -> factor.
 SparseRows = Sequence[Mapping[int, float]]
-# Tried in order until one solves the program: the default fails about once in thousands of programs.
+# Tried in order until one solves a program of real numbers: the default fails about once in thousands of programs.
 METHODS = ("choose", "simplex", "ipm")
 
 
@@ -62,12 +62,8 @@ def solve_linear(
         options: of HiGHS.
 
     Raises:
-        UnsolvedError: HiGHS gives no answer.
+        UnsolvedError: no method solves the program.
     """
-    solver = highspy.Highs()
-    solver.setOptionValue("output_flag", False)
-    for name, value in options.items():
-        solver.setOptionValue(name, value)
     program, num_variables, num_rows = highspy.HighsLp(), len(cost), len(rows)
     program.num_col_, program.num_row_ = num_variables, num_rows
     program.col_cost_ = np.asarray(cost, float)
@@ -84,14 +80,16 @@ def solve_linear(
         program.integrality_ = [variable_types.kInteger] * num_integers + [variable_types.kContinuous] * (
             num_variables - num_integers
         )
-    solver.passModel(program)
-    solver.run()
-    if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
-        return None
-    is_found = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    if not is_found or not (num_integers or solver.getModelStatus() == highspy.HighsModelStatus.kOptimal):
-        raise UnsolvedError
-    solution = solver.getSolution()
-    return Solution(
-        solver.getInfo().objective_function_value, np.array(solution.col_value), np.array(solution.row_dual)
-    )
+    for method in METHODS[: 1 if num_integers else None]:
+        solver = highspy.Highs()
+        for name, value in {"output_flag": False, "solver": method, **options}.items():
+            solver.setOptionValue(name, value)
+        solver.passModel(program)
+        solver.run()
+        if (status := solver.getModelStatus()) == highspy.HighsModelStatus.kInfeasible:
+            return None
+        info, solution = solver.getInfo(), solver.getSolution()
+        is_feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        if is_feasible and (num_integers or status == highspy.HighsModelStatus.kOptimal):
+            return Solution(info.objective_function_value, np.array(solution.col_value), np.array(solution.row_dual))
+    raise UnsolvedError

@@ -1,16 +1,14 @@
 """What the plans of one model share: catalog, compiled layers, inputs of the bound, and the baselines."""
 
 import functools
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
-from mindswap.planner.build_plan import plan_of
+from mindswap.planner.build_plan import Bounds, plan_of
 from mindswap.planner.catalog import Catalog, build_catalog
 from mindswap.planner.effect import is_coupled, is_fully_effective
-from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short, short_model
+from mindswap.planner.evaluate import evaluate, short_model
 from mindswap.planner.layer_assignments import LayerAssignments
 from mindswap.planner.lower_bound import collect_bound_inputs, min_step_ns, with_pins
 from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, Compared, Plan, PlanProblem
@@ -18,7 +16,7 @@ from mindswap.planner.session import PlanSession
 from mindswap.planner.simple import MAX_ENTRIES, find_simple, num_entries
 from mindswap.planner.solver.search import Interruptible, Progress
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.coverage import BASELINES, KEEP_ALL, baseline_policy
+from mindswap.policy.coverage import BASELINES, baseline_policy
 from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.policy.resolve import has_swaps
 from mindswap.simulator.step_model import StepModel
@@ -26,15 +24,6 @@ from mindswap.system.collector import without_collector
 
 # Just below the maximum of glibc's dynamic mmap threshold (32 MiB).
 KEPT_BYTES = (32 << 20) - (64 << 10)
-
-
-class Baselines(NamedTuple):
-    """Baseline policies of a problem by name, with their evaluations, which no pin changes."""
-
-    policies: dict[str, Policy]
-    evaluations: dict[str, Evaluation]  # on short steps
-    keep: Evaluation  # keeping everything, on the whole step
-    start: Evaluation  # nothing but the pins, on the whole step; `keep` without pins
 
 
 class Planner:
@@ -60,7 +49,6 @@ class Planner:
             keep = self.free_short_models[-1].simulate(Policy())
             self.bound_inputs = with_pins(collect_bound_inputs(self.free_model, keep), model, allow)
         self._layer_assignments: dict[tuple[bool, Catalog], LayerAssignments] = {}
-        self._baselines: dict[Hashable, Baselines] = {}
 
     @functools.cached_property
     def catalog(self) -> Catalog:
@@ -88,30 +76,11 @@ class Planner:
         """
         return PlanSession(self, problem, progress).plan(problem.budget_bytes)
 
-    def evaluated_baselines(self, problem: PlanProblem) -> Baselines:
-        """Evaluate the baselines on short steps, and "keep all" and the pins alone on the whole step; cached."""
-        key = (problem.settings, problem.num_cards_per_node)
-        if key not in self._baselines:
-            trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
-            policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in BASELINES}
-            # If sequence pieces read caches of other pieces, full recompute is impossible.
-            policies = {
-                name: entry for name, entry in policies.items() if has_whole or entry.layer_recompute == NO_LAYERS
-            }
-            evaluations = {
-                name: evaluate_short(problem, policy, self.free_short_models) for name, policy in policies.items()
-            }
-            keep = start = evaluate(replace(problem, model=self.free_model), policies[KEEP_ALL])
-            if self.free_model is not self.model:
-                start = evaluate(problem, policies[KEEP_ALL])
-            self._baselines[key] = Baselines(policies, evaluations, keep, start)
-        policies, evaluations, keep, start = self._baselines[key]
-        return Baselines(
-            policies,
-            {name: entry.within(problem) for name, entry in evaluations.items()},
-            keep.within(problem),
-            start.within(problem),
-        )
+    def baselines(self, problem: PlanProblem) -> dict[str, Policy]:
+        """Return the baseline policies by name, without pins; no full recompute if sequence pieces read caches."""
+        trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
+        policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in BASELINES}
+        return {name: policy for name, policy in policies.items() if has_whole or policy.layer_recompute == NO_LAYERS}
 
     def plan_simple(self, problem: PlanProblem, full: Plan, progress: Progress = lambda: None) -> Plan:
         """Search the best policy with at most `MAX_ENTRIES` entries.
@@ -131,7 +100,7 @@ class Planner:
         combined_with = Compared(FULL, full.step_time_ns, full.peak_bytes, full.fits, policy=full.policy)
         return plan_of(
             problem,
-            self.bound_inputs,
+            Bounds.of(self.bound_inputs, problem),
             full.unconstrained_ns,
             policy,
             evaluation,

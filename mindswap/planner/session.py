@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mindswap.planner.build_plan import plan_of
+from mindswap.planner.build_plan import Bounds, plan_of
 from mindswap.planner.catalog import Catalog
 from mindswap.planner.effect import is_coupled
-from mindswap.planner.evaluate import Candidate, Evaluation, evaluate
+from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short
 from mindswap.planner.problem import Compared, Objective, Plan, PlanProblem
 from mindswap.planner.solver.search import Interruptible, Progress
 from mindswap.planner.stages import MIN_REPAIR, StageSolver
@@ -45,11 +45,17 @@ class PlanSession:
         self.planner = planner
         self.problem = problem
         self.progress = Interruptible(progress)
-        self._baselines = planner.evaluated_baselines(problem)
         self._solvers: dict[Catalog, StageSolver] = {}
+        with without_collector():
+            self._baselines, models = planner.baselines(problem), planner.free_short_models
+            # Of the baselines on short steps; of keeping everything, and of nothing but the pins, on the whole step.
+            self._evaluations = {name: evaluate_short(problem, each, models) for name, each in self._baselines.items()}
+            keep_all = self._baselines[KEEP_ALL]
+            self._keep = self._start = evaluate(replace(problem, model=planner.free_model), keep_all)
+            if planner.free_model is not planner.model:
+                self._start = evaluate(problem, keep_all)
         start = np.zeros((planner.model.captured.num_layers, planner.catalog.copy_ns.shape[1]), np.int64)
-        policy = problem.with_switches(self._baselines.policies[KEEP_ALL])
-        self._candidates = [Candidate.of(problem, policy, self._baselines.start, start)]
+        self._candidates = [Candidate.of(problem, keep_all, self._start, start)]
         self._min_memory: dict[Catalog, Candidate] = {}
 
     def plan(self, budget_bytes: int) -> Plan:
@@ -60,7 +66,8 @@ class PlanSession:
 
     def _fastest(self, problem: PlanProblem) -> Plan:
         planner = self.planner
-        policies, evaluations, keep, _ = planner.evaluated_baselines(problem)
+        policies = self._baselines
+        evaluations = {name: evaluation.within(problem) for name, evaluation in self._evaluations.items()}
         num_before = self._num_evaluations
         best = self._search(problem.budget_bytes)
         replayed = [
@@ -73,8 +80,8 @@ class PlanSession:
         policy = min((best, *replayed), key=lambda candidate: candidate.rank(problem.budget_bytes)[:2]).policy
         return plan_of(
             problem,
-            planner.bound_inputs,
-            keep.step_time_ns,
+            Bounds.of(planner.bound_inputs, problem),
+            self._keep.step_time_ns,
             policy,
             evaluate(problem, policy),
             compared=tuple(
@@ -116,7 +123,7 @@ class PlanSession:
     def _best(self, catalog: Catalog, candidates: Iterable[Candidate], budget_bytes: int) -> Candidate:
         """Return the best of some candidates and of what is found with a catalog, unless one is close to the bound."""
         bound_ns = self.planner.bound_ns(replace(self.problem, budget_bytes=budget_bytes))
-        enough_ns = 0 if bound_ns is None else max(bound_ns, self._baselines.start.step_time_ns)
+        enough_ns = 0 if bound_ns is None else max(bound_ns, self._start.step_time_ns)
         enough_ns += enough_ns // ENOUGH_PART
         best = min(candidates, key=lambda candidate: candidate.rank(budget_bytes))
         if best.fits(budget_bytes) and (best.step_time_ns <= enough_ns or self.progress.is_stopped):
@@ -140,7 +147,7 @@ class PlanSession:
             layer_assignments = self.planner.layer_assignments(self.problem.allow, catalog)
             short = self.planner.short_models[0]
             self._solvers[catalog] = StageSolver(self.problem, short, layer_assignments, self.progress)
-        solver, extra_ns = self._solvers[catalog], enough_ns - self._baselines.start.step_time_ns
+        solver, extra_ns = self._solvers[catalog], enough_ns - self._start.step_time_ns
         candidate = self._replay(solver, solver.solve(budget_bytes, extra_ns))
         excess_bytes = candidate.peak_bytes - budget_bytes
         if excess_bytes <= 0 or not solver.fits_alone or self.progress.is_stopped:

@@ -13,7 +13,8 @@ from itertools import product
 from typing import NamedTuple
 
 from mindswap.errors import SimulationError
-from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short
+from mindswap.planner.evaluate import Candidate, Evaluation, evaluate
+from mindswap.planner.policy_search import PolicySearch
 from mindswap.planner.problem import Allow, PlanProblem
 from mindswap.planner.solver.search import Interruptible, Stop
 from mindswap.policy.cell_tree import CellNode, match_pattern
@@ -125,29 +126,20 @@ def find_simple(problem: PlanProblem, short_models: Sequence[StepModel], progres
     return SimpleResult(policy, evaluation, len(search.evaluated))
 
 
-class _SimpleSearch:
-    """Simulates policies on a short step, each once.
-
-    Attributes:
-        evaluated: result of each simulated policy.
-    """
+class _SimpleSearch(PolicySearch):
+    """Searches policies on a short step."""
 
     def __init__(self, problem: PlanProblem, short: StepModel, progress: Interruptible):
-        self.problem = problem
-        self.short = short
-        self.progress = progress
-        sections = [sorted(section for chunk in chunks for section in chunk) for chunks in short.layout.chunks]
-        num_layers = problem.model.captured.num_layers
-        self.stages = [
-            [section - 1 for section in stage_segments if 1 <= section <= num_layers] for stage_segments in sections
-        ]
+        super().__init__(problem, progress, (short,))
+        model, stages = problem.model, [sorted(sum(chunks, ())) for chunks in short.layout.chunks]
+        self.stages = [[each - 1 for each in stage if 1 <= each <= model.captured.num_layers] for stage in stages]
         self.settings = problem.with_switches(Policy())
-        self.evaluated: dict[Policy, Candidate] = {}  # without timelines, which take too much memory
+        self.none = (0,) * len(stages)  # layers of each stage
+        self.cells = model.captured.trees, problem.allow, model.settings.has_interleaved_halves
 
     def run(self) -> None:
         """Evaluate the empty policy, the candidates of the coarse search, and refinements of the best ones."""
-        none = (0,) * len(self.stages)
-        self._evaluate(SimplePolicy(WHOLE_LAYER, WHOLE_LAYER, none, none, PREFETCH))
+        self._evaluate(SimplePolicy(WHOLE_LAYER, WHOLE_LAYER, self.none, self.none, PREFETCH))
         fitted = []
         for simple in self._coarse():
             try:
@@ -167,15 +159,12 @@ class _SimpleSearch:
 
     def _recomputed_cells(self) -> SimplePolicy | None:
         """Return the policy that swaps the inputs of all cells and recomputes no layer yet; None if not possible."""
-        model = self.problem.model
-        cells = recomputed_cells(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves)
-        none = (0,) * len(self.stages)
-        return SimplePolicy(ADD, cells, tuple(map(len, self.stages)), none, PREFETCH) if cells else None
+        cells = recomputed_cells(*self.cells)
+        return SimplePolicy(ADD, cells, tuple(map(len, self.stages)), self.none, PREFETCH) if cells else None
 
     def _extended(self, best: SimplePolicy) -> SimplePolicy:
         """Return the policy with a part recomputed in all layers, if that is better."""
-        model = self.problem.model
-        for everywhere in common_parts(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves):
+        for everywhere in common_parts(*self.cells):
             try:
                 best = min(best, self._fit(replace(best, everywhere=everywhere)), key=self._rank_of)
             except SimulationError:  # this part cannot be recomputed in this model
@@ -183,11 +172,8 @@ class _SimpleSearch:
         return best
 
     def _coarse(self) -> Iterator[SimplePolicy]:
-        none = (0,) * len(self.stages)
-        model = self.problem.model
-        swaps, recomputed_parts = parts(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves)
-        if recomputed_parts:
-            yield from (SimplePolicy(WHOLE_LAYER, part, none, none, PREFETCH) for part in recomputed_parts)
+        none, (swaps, recomputed_parts) = self.none, parts(*self.cells)
+        yield from (SimplePolicy(WHOLE_LAYER, part, none, none, PREFETCH) for part in recomputed_parts)
         for swap, part, quarters in product(swaps, recomputed_parts or (None,), range(1, NUM_QUARTERS + 1)):
             counts = tuple(len(layers) * quarters // NUM_QUARTERS for layers in self.stages)
             yield SimplePolicy(swap, part if part is not None else swap, counts, none, PREFETCH)
@@ -212,8 +198,8 @@ class _SimpleSearch:
     def _fit(self, simple: SimplePolicy) -> SimplePolicy:
         """Return the policy with the minimum number of recomputed layers that fits, by bisection in all stages."""
         if not self.problem.allow.recompute:
-            self._evaluate(replace(simple, num_recomputed=(0,) * len(self.stages)))
-            return replace(simple, num_recomputed=(0,) * len(self.stages))
+            self._evaluate(replace(simple, num_recomputed=self.none))
+            return replace(simple, num_recomputed=self.none)
         apart = simple.swap != simple.recomputed_part and WHOLE_LAYER not in (simple.swap, simple.recomputed_part)
         high = [len(layers) - (0 if apart else n) for layers, n in zip(self.stages, simple.num_swapped, strict=True)]
         low = [0] * len(high)
@@ -229,18 +215,10 @@ class _SimpleSearch:
         return replace(simple, num_recomputed=tuple(high))
 
     def _evaluate(self, simple: SimplePolicy) -> Candidate:
-        policy = simple.policy(self.stages, self.settings)
-        if policy not in self.evaluated:
-            evaluation = evaluate_short(self.problem, policy, (self.short,))
-            self.evaluated[policy] = Candidate.of(self.problem, policy, evaluation)
-            self.progress()
-        return self.evaluated[policy]
+        return self.evaluate(simple.policy(self.stages, self.settings))
 
-    def _rank_of(self, simple: SimplePolicy) -> tuple[bool, int, int]:
+    def _rank_of(self, simple: SimplePolicy) -> tuple[object, ...]:
         return self.rank(simple.policy(self.stages, self.settings))
-
-    def rank(self, policy: Policy) -> tuple[bool, int, int]:
-        return self.evaluated[policy].rank(self.problem.budget_bytes)
 
 
 def parts(

@@ -1,4 +1,4 @@
-"""The problem that a solver sees: decisions for the layers of one pipeline stage, their costs, and their simulation.
+"""The problem that a solver sees: decisions for the layers of a pipeline stage, their costs, and their simulation.
 
 An assignment is an integer array of shape (num_layers, num_groups): `KEEP`, a positive number to swap with that
 `backward_prefetch`, or a negative number, -p, to recompute by path p. A solver sees this and nothing of MindSpore.
@@ -7,10 +7,12 @@ An assignment is an integer array of shape (num_layers, num_groups): `KEEP`, a p
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Label, Names
+from mindswap.planner.evaluate import slowest_round_ns
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import Block
 from mindswap.simulator.layout import StageLayout
@@ -34,9 +36,6 @@ class DecisionCosts:
     recompute_ns: np.ndarray  # int64, same shape: recompute time per micro-batch
     copy_ns: np.ndarray  # int64, shape (num_layers, num_groups): copy time, of the slower direction
     num_in_flight: int = 1  # micro-batches whose activations are alive at the peak
-    # bool, shape (num_layers, num_groups, 1 + num_recompute_paths, num_groups): if the first group is recomputed by a
-    # path, swap of the second has no effect; False at index 0. Or a shape that broadcasts to this.
-    conflicts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
     # bool, shape (num_groups,): the group is a cell, which frees the same tensors as groups inside it; or broadcastable
     is_cell: np.ndarray = field(default_factory=lambda: np.zeros(1, bool))
 
@@ -50,29 +49,16 @@ class DecisionCosts:
         """Number of activation groups of a layer."""
         return self.freed_bytes.shape[1]
 
-    def freed_bytes_of(self, assignment: np.ndarray) -> np.ndarray:
-        """Return the bytes that each decision frees: int64, shape (num_layers, num_groups)."""
-        return np.where(
-            (assignment == KEEP) | self.is_ineffective(assignment), 0, _select_by_decision(self.freed_bytes, assignment)
-        )
-
     def is_possible(self, assignment: np.ndarray) -> np.ndarray:
         """Return whether each decision is possible in its layer: bool, shape (num_layers, num_groups)."""
         return (assignment == KEEP) | (_select_by_decision(self.freed_bytes, assignment) > 0)
 
-    def is_ineffective(self, assignment: np.ndarray) -> np.ndarray:
-        """Return which swaps have no effect together with the recompute: bool, shape (num_layers, num_groups)."""
-        layers, groups = np.ogrid[: self.num_layers, : self.num_groups]
-        return (assignment > KEEP) & self.all_conflicts[layers, groups, np.maximum(-assignment, 0)].any(axis=1)
-
-    @property
-    def all_conflicts(self) -> np.ndarray:
-        """`conflicts`, broadcast to its full shape."""
-        return np.broadcast_to(self.conflicts, (*self.freed_bytes.shape, self.num_groups))
-
-    def recompute_ns_of(self, assignment: np.ndarray) -> np.ndarray:
-        """Return the recompute time of each decision: int64, shape (num_layers, num_groups)."""
-        return _select_by_decision(self.recompute_ns, assignment)
+    def of(self, assignment: np.ndarray) -> np.ndarray:
+        """Return the costs of each decision alone: int64, shape (4, num_layers, num_groups), as in `AssignmentCost`."""
+        is_swap = assignment > KEEP
+        freed_bytes = np.where(assignment == KEEP, 0, _select_by_decision(self.freed_bytes, assignment))
+        recompute_ns = _select_by_decision(self.recompute_ns, assignment)
+        return np.stack([freed_bytes, recompute_ns, np.where(is_swap, self.copy_ns, 0), freed_bytes * is_swap])
 
 
 def _select_by_decision(table: np.ndarray, assignment: np.ndarray) -> np.ndarray:
@@ -80,8 +66,7 @@ def _select_by_decision(table: np.ndarray, assignment: np.ndarray) -> np.ndarray
     return np.take_along_axis(table, np.maximum(-assignment, 0)[:, :, None], axis=2)[:, :, 0]
 
 
-@dataclass(frozen=True)
-class AssignmentCost:
+class AssignmentCost(NamedTuple):
     """Costs and savings of all decisions of one layer together, per micro-batch."""
 
     freed_bytes: int  # device memory freed between forward and backward
@@ -107,32 +92,39 @@ class Score:
 
 
 class StageProblem(ABC):
-    """The decisions of one pipeline stage, their costs and budgets, and how assignments are simulated."""
+    """The decisions of one pipeline stage, or of all, with their costs and budgets, and how assignments are simulated.
+
+    Args:
+        transfers: durations of copies.
+        layout: stages and schedule of the simulated step.
+        stage: stage that is simulated alone; None for all stages, which wait for each other.
+    """
 
     costs: DecisionCosts  # of the decisions
-    budget_bytes: int  # for activations
+    budget_bytes: int  # device memory budget of each stage
     host_budget_bytes: int  # for swapped tensors, per device
+    static_bytes: np.ndarray  # int64, shape (num_stages simulated,): memory of each stage besides that of the program
     tolerated_extra_ns = 0.0  # per micro-batch: extra time over keeping everything that is good enough
-    num_unsimulated = 0  # micro-batches that are extrapolated instead of simulated
+    num_unsimulated = 0  # micro-batches that are extrapolated: a steady round of the slowest stage for each
     groups: Mapping[str, int]  # producer name of a tensor -> index of its group
     layers: Sequence[int]  # index in the model of each layer
     fixed_operators: int = 0  # fixed cost of a simulation, in operators
 
-    def __init__(self, transfers: TransferCosts, layout: StageLayout, stage: int):
+    def __init__(self, transfers: TransferCosts, layout: StageLayout, stage: int | None):
         self.transfers = transfers
         self.layout = layout
         self.stage = stage
 
     @abstractmethod
     def blocks(self, assignment: np.ndarray) -> Sequence[Block]:
-        """Return the blocks of the whole step, with the assignment applied to the layers of this stage."""
+        """Return the blocks of the whole step, with the assignment applied to the layers of the problem."""
 
     @abstractmethod
     def assignment_cost(self, layer: int, decisions: np.ndarray) -> AssignmentCost:
         """Return the cost of the decisions of one layer together.
 
         Args:
-            layer: position among the layers of the stage.
+            layer: position among the layers of the problem.
             decisions: int64, shape (num_groups,); prefetch distances are ignored.
         """
 
@@ -146,17 +138,27 @@ class StageProblem(ABC):
         return self.layout.num_micro_batches + self.num_unsimulated
 
     def timeline(self, assignment: np.ndarray) -> Timeline:
-        """Simulate an assignment on this stage alone."""
-        program = build_program(self.blocks(assignment), self.transfers, self.layout, self.stage)
-        return run_program(program)
+        """Simulate an assignment."""
+        return run_program(build_program(self.blocks(assignment), self.transfers, self.layout, self.stage))
 
     def score(self, timeline: Timeline) -> Score:
-        """Return the score of a timeline of this stage."""
-        peak_bytes = int(peak_memory(timeline)[0])
-        host_bytes = peak_host_bytes(timeline, np.arange(len(timeline.program.copies)))
-        host_excess = max(0, host_bytes - self.host_budget_bytes)
-        excess = max(0, peak_bytes - self.budget_bytes) + host_excess
-        return Score(excess, timeline.step_time_ns, timeline.step_time_ns, peak_bytes, host_excess)
+        """Return the score of a timeline, extrapolated to all micro-batches; the peak is the highest of any stage."""
+        time_ns = timeline.step_time_ns
+        if self.num_unsimulated:
+            time_ns += self.num_unsimulated * slowest_round_ns(timeline, self.layout, self.stage)
+        peak_bytes = int((peak_memory(timeline) + self.static_bytes).max())
+        host_excess = int(self._host_excess_bytes(timeline).sum())
+        return Score(int(self.excess_bytes_of_stages(timeline).sum()), time_ns, time_ns, peak_bytes, host_excess)
+
+    def excess_bytes_of_stages(self, timeline: Timeline) -> np.ndarray:
+        """Return the bytes of each stage over the budgets: int64, shape (num_stages simulated,)."""
+        excess_bytes = np.maximum(0, peak_memory(timeline) + self.static_bytes - self.budget_bytes)
+        return excess_bytes + self._host_excess_bytes(timeline)
+
+    def _host_excess_bytes(self, timeline: Timeline) -> np.ndarray:
+        stages = range(timeline.program.num_stages)
+        host_bytes = [peak_host_bytes(timeline, timeline.program.copies_stage == stage) for stage in stages]
+        return np.maximum(0, np.array(host_bytes) - self.host_budget_bytes)
 
     def min_distances(self, timeline: Timeline) -> np.ndarray:
         """Return the minimum `backward_prefetch` with which no copy delays an operator, given the times of a timeline.
@@ -169,11 +171,7 @@ class StageProblem(ABC):
         needed = np.ones(len(copies), np.int64)
         for begin, end in zip(program.stage_starts.tolist(), program.stage_starts[1:].tolist(), strict=False):
             own_copies = np.flatnonzero((copies.producer_op >= begin) & (copies.producer_op < end))
-            distances = (
-                -(-_release_distances(timeline, own_copies, begin, end) // RELEASE_FACTOR),
-                _prefetch_distances(timeline, own_copies, begin, end),
-            )
-            needed[own_copies] = np.maximum(1, np.maximum(*distances))
+            needed[own_copies] = _needed_distances(timeline, own_copies, begin, end)
         layer, group = self._positions_of(copies.layer, copies.label, program.labels)
         is_decided = (layer >= 0) & (group >= 0)
         np.maximum.at(min_distances, (layer[is_decided], group[is_decided]), needed[is_decided])
@@ -188,8 +186,7 @@ class StageProblem(ABC):
         Returns:
             bool, shape (num_layers, num_groups).
         """
-        is_on_device = np.zeros((self.costs.num_layers, self.costs.num_groups), bool)
-        intervals = timeline.program.intervals
+        is_on_device, intervals = np.zeros(self.costs.copy_ns.shape, bool), timeline.program.intervals
         holders = profile_memory(timeline, 0).holders
         holders = holders[np.isin(intervals.kind[holders], (MemoryKind.OFFLOADING, MemoryKind.PREFETCHED))]
         layer, group = self._positions_of(intervals.layer[holders], intervals.label[holders], timeline.program.labels)
@@ -204,14 +201,14 @@ class StageProblem(ABC):
         layer_of = np.full(2 + max((*self.layers, int(layer.max(initial=0)))), -1)  # -1 is outside the layers
         layer_of[list(self.layers)] = np.arange(len(self.layers))
         paths = (label[0] if isinstance(label, Names) else label for label in labels)
-        group_of = np.array([self.groups.get(path, -1) for path in paths])
-        return layer_of[layer], group_of[label]
+        return layer_of[layer], np.array([self.groups.get(path, -1) for path in paths])[label]
 
 
-def _release_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Return the distance from each offload to the last operator that starts before the offload has ended.
+def _needed_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Return the minimum `backward_prefetch` of copies, in positions of the execution order, copies included.
 
-    It counts positions of the execution order, copies included.
+    An offload needs those up to the last operator that starts before it has ended, divided by `RELEASE_FACTOR`; a
+    prefetch those from its latest possible start to its first user.
 
     Args:
         timeline: timeline of a step.
@@ -219,33 +216,19 @@ def _release_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, e
         begin: position of the first operator of the stage.
         end: position after its last operator.
     """
-    producer = timeline.program.copies.producer_op[own_copies] - begin
-    producers = np.sort(producer)
-    started_ns = np.maximum.accumulate(timeline.op_start_ns[begin:end])
+    copies, ranks = timeline.program.copies, execution_ranks(timeline.program.ops, begin, end)
+    producer, user = copies.producer_op[own_copies] - begin, copies.first_user_op[own_copies] - begin
+    producers, start_ns = np.sort(producer), timeline.op_start_ns[begin:end]
+    started_ns = np.maximum.accumulate(start_ns)
     last = np.maximum(np.searchsorted(started_ns, timeline.out_end_ns[own_copies], side="left") - 1, producer + 1)
     copies_before = np.searchsorted(producers, last) - np.searchsorted(producers, producer)
-    ranks = execution_ranks(timeline.program.ops, begin, end)
-    return ranks[last] - ranks[producer] - 1 + copies_before
-
-
-def _prefetch_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Return the number of positions from the latest possible start of each prefetch to its first user.
-
-    Args:
-        timeline: timeline of a step.
-        own_copies: positions of the copies of one stage.
-        begin: position of the first operator of the stage.
-        end: position after its last operator.
-    """
-    user = timeline.program.copies.first_user_op[own_copies] - begin
+    release = -(-(ranks[last] - ranks[producer] - 1 + copies_before) // RELEASE_FACTOR)
+    # Prefetches are sequential: each must start early enough for all later ones.
     order = np.argsort(user, kind="stable")
     duration_ns = (timeline.in_end_ns - timeline.in_start_ns)[own_copies][order]
-    user_ns = timeline.op_start_ns[begin:end][user[order]]
-    # Prefetches are sequential: each must start early enough for all later ones.
     total_ns = np.cumsum(duration_ns)
-    latest_ns = np.minimum.accumulate((user_ns - total_ns)[::-1])[::-1] + total_ns - duration_ns
+    latest_ns = np.minimum.accumulate((start_ns[user[order]] - total_ns)[::-1])[::-1] + total_ns - duration_ns
     ended = np.searchsorted(np.maximum.accumulate(timeline.op_end_ns[begin:end]), latest_ns, side="right") - 1
-    distance = np.empty(len(own_copies), np.int64)
-    ranks = execution_ranks(timeline.program.ops, begin, end)
-    distance[order] = ranks[user[order]] - ranks[np.maximum(ended, 0)] - 1
-    return distance
+    prefetch = np.empty(len(own_copies), np.int64)
+    prefetch[order] = ranks[user[order]] - ranks[np.maximum(ended, 0)] - 1
+    return np.maximum(1, np.maximum(release, prefetch))

@@ -25,11 +25,11 @@ def plan_staged(
         less_bytes: what the budget of each stage is lowered by; empty for nothing.
     """
     less_bytes = less_bytes or [0] * len(stages)
-    cards = min(problem.model.settings.num_cards, problem.num_cards_per_node)
-    plan = _plan_stages(problem, stages, progress, problem.host_bytes, less_bytes)
+    plan, of_stages = _plan_stages(problem, stages, progress, [problem.host_bytes] * len(stages), less_bytes)
     if plan.host_bytes > problem.host_bytes and not plan.is_interrupted:
-        # Together they take more than the node has: each card gets the same share.
-        plan = _plan_stages(problem, stages, progress, problem.host_bytes // cards, less_bytes)
+        # Together they take more than the node has: each stage gets less of what it takes, by the same factor.
+        shares = [each.host_bytes * problem.host_bytes // plan.host_bytes for each in of_stages]
+        plan, _ = _plan_stages(problem, stages, progress, shares, less_bytes)
     return plan
 
 
@@ -37,22 +37,21 @@ def _plan_stages(
     problem: PlanProblem,
     stages: Sequence[StepModel2x],
     progress: Progress,
-    host_bytes: int,
+    host_bytes: Sequence[int],
     less_bytes: Sequence[int],
-) -> Plan:
-    """Return the plan of all stages, each planned with `host_bytes` of host memory for its card."""
-    alone = replace(problem, host_bytes=host_bytes, num_cards_per_node=1)
+) -> tuple[Plan, list[Plan]]:
+    """Return the plan of all stages, and those of each, given the host memory for a card of each stage."""
+    alone = replace(problem, num_cards_per_node=1)
     plans = [
-        plan_traced(replace(alone, model=stage, budget_bytes=problem.budget_bytes - less), progress)
-        for stage, less in zip(stages, less_bytes, strict=True)
+        plan_traced(replace(alone, model=stage, host_bytes=size, budget_bytes=problem.budget_bytes - less), progress)
+        for stage, size, less in zip(stages, host_bytes, less_bytes, strict=True)
     ]
     search = ActionSearch(problem, Interruptible(progress))
-    search.evaluate_baselines()
     plan = plan_of_search(
         search, join_policies([plan.policy for plan in plans]), any(plan.is_interrupted for plan in plans)
     )
     num_evaluations = plan.num_evaluations + sum(plan.num_evaluations for plan in plans)
-    return replace(plan, num_evaluations=num_evaluations)
+    return replace(plan, num_evaluations=num_evaluations), plans
 
 
 def join_policies(policies: Sequence[Policy]) -> Policy:

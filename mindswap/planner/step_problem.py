@@ -1,38 +1,32 @@
 """Problems of a captured model for solvers: one pipeline stage, or all stages together."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from mindswap.planner.evaluate import NUM_ROUNDS, slowest_round_ns
+from mindswap.planner.evaluate import NUM_ROUNDS
 from mindswap.planner.layer_assignments import LayerAssignments
-from mindswap.planner.stage_problem import AssignmentCost, DecisionCosts, Score, StageProblem
+from mindswap.planner.stage_problem import AssignmentCost, DecisionCosts, StageProblem
 from mindswap.policy.model import Policy
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import Block
 from mindswap.simulator.layout import StageLayout
-from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.program_builder import build_program
 from mindswap.simulator.schedules.rounds import max_num_in_flight
 from mindswap.simulator.step_model import StepModel
-from mindswap.simulator.summary import peak_host_bytes
 from mindswap.simulator.timeline import Timeline
 
 
-class _ModelProblem(StageProblem):
-    """Base of problems of a captured model.
+class PipelineProblem(StageProblem):
+    """All pipeline stages of a captured model together, which wait for each other.
 
     Args:
         layer_assignments: layer assignments of the model, shared by all problems.
         model: step model, or one with fewer micro-batches.
-        layers: layers with decisions.
-        layout: stages and schedule.
-        stage: index of the stage.
-        in_flight: micro-batches whose activations are live at the peak.
-        budget_bytes: as in `StageProblem`.
-        host_budget_bytes: as in `StageProblem`.
+        budget_bytes: device memory budget of each stage, static memory included.
+        host_budget_bytes: host memory budget of one card.
+        stage: stage that is simulated alone; None for all of them.
     """
 
     fixed_operators = 3000  # cost of building the program
@@ -41,18 +35,20 @@ class _ModelProblem(StageProblem):
         self,
         layer_assignments: LayerAssignments,
         model: StepModel,
-        layers: Sequence[int],
-        layout: StageLayout,
-        stage: int,
-        in_flight: int,
         budget_bytes: int,
         host_budget_bytes: int,
+        stage: int | None = None,
     ):
-        super().__init__(model.transfers, layout, stage)
+        super().__init__(model.transfers, model.layout, stage)
         self.budget_bytes = budget_bytes
         self.host_budget_bytes = host_budget_bytes
-        self.layers = tuple(layers)
-        catalog = layer_assignments.catalog
+        catalog, full_layout = layer_assignments.catalog, layer_assignments.model.layout
+        stages = range(full_layout.num_stages) if stage is None else (stage,)
+        segments = sorted(segment for each in stages for chunk in full_layout.chunks[each] for segment in chunk)
+        self.layers = tuple(segment - 1 for segment in segments if 1 <= segment <= model.captured.num_layers)
+        self.static_bytes = np.array([model.static[each].total_bytes for each in stages])
+        if all(full_layout.num_ahead(each) is not None for each in stages):
+            self.num_unsimulated = full_layout.num_micro_batches - self.layout.num_micro_batches
         self.groups = {
             name: i
             for layer_groups in catalog.groups
@@ -65,8 +61,7 @@ class _ModelProblem(StageProblem):
             freed_bytes=catalog.freed_bytes[layer_classes],
             recompute_ns=catalog.recompute_ns[layer_classes],
             copy_ns=catalog.copy_ns[layer_classes],
-            num_in_flight=in_flight,
-            conflicts=catalog.conflicts[layer_classes],
+            num_in_flight=max(_short_run(full_layout, each)[1] for each in stages),
             is_cell=catalog.is_cell,
         )
         self._layer_assignments = layer_assignments
@@ -79,15 +74,6 @@ class _ModelProblem(StageProblem):
             blocks[1 + layer_index] = self._layer_assignments.block(layer_index, decisions)
         return blocks
 
-    def extrapolate(self, score: Score, timeline: Timeline) -> Score:
-        """Add the time of micro-batches that are not simulated: a steady round of the slowest stage for each."""
-        if not self.num_unsimulated:
-            return score
-        is_alone = timeline.program.num_stages < self.layout.num_stages
-        round_ns = slowest_round_ns(timeline, self.layout, self.stage if is_alone else None)
-        time_ns = score.step_time_ns + self.num_unsimulated * round_ns
-        return replace(score, cost_ns=time_ns, step_time_ns=time_ns)
-
     def assignment_cost(self, layer: int, decisions: np.ndarray) -> AssignmentCost:
         """Return the exact cost of the decisions together: groups may share recomputed operators or names."""
         return self._layer_assignments.assignment_cost(self.layers[layer], decisions)
@@ -97,20 +83,19 @@ class _ModelProblem(StageProblem):
         return self._layer_assignments.effective(self.layers[layer], decisions)
 
 
-class SingleStageProblem(_ModelProblem):
+class SingleStageProblem(PipelineProblem):
     """One pipeline stage of a captured model, run alone for as few micro-batches as show its steady state.
 
     Args:
-        layer_assignments: as in `_ModelProblem`.
+        layer_assignments: as in `PipelineProblem`.
         stage: index of the stage.
-        budget_bytes: memory budget of activations.
-        host_budget_bytes: host memory budget of one card.
+        budget_bytes: as in `PipelineProblem`.
+        host_budget_bytes: as in `PipelineProblem`.
         idle_ns: idle time of the stage, from `idle_times_ns`.
         tolerated_extra_ns: as in `StageProblem`.
 
     Attributes:
         idle_ns: idle time of the stage.
-        num_unsimulated: micro-batches that are extrapolated.
     """
 
     def __init__(
@@ -123,35 +108,15 @@ class SingleStageProblem(_ModelProblem):
         tolerated_extra_ns: float = 0.0,
     ):
         model = layer_assignments.model
-        num_micro_batches, num_in_flight = _short_run(model.layout, stage)
-        num_layers = model.captured.num_layers
-        segments = sorted(segment for chunk in model.layout.chunks[stage] for segment in chunk)
-        layers = [segment - 1 for segment in segments if 1 <= segment <= num_layers]
-        short = replace(model.layout, num_micro_batches=num_micro_batches)
-        super().__init__(
-            layer_assignments=layer_assignments,
-            model=model,
-            layers=layers,
-            layout=short,
-            stage=stage,
-            in_flight=num_in_flight,
-            budget_bytes=budget_bytes,
-            host_budget_bytes=host_budget_bytes,
-        )
+        short = model.with_micro_batches(_short_run(model.layout, stage)[0])
+        super().__init__(layer_assignments, short, budget_bytes, host_budget_bytes, stage)
         self.tolerated_extra_ns = tolerated_extra_ns
-        if model.layout.num_ahead(stage) is not None:
-            self.num_unsimulated = model.layout.num_micro_batches - num_micro_batches
-        self.idle_ns, self._first_received_ns = 0, 0
+        self.idle_ns, self._first_received_ns = idle_ns, 0
         if idle_ns:
-            timeline = self.timeline(np.zeros((len(layers), self.costs.num_groups), np.int64))
+            timeline = self.timeline(np.zeros(self.costs.copy_ns.shape, np.int64))
             kind = timeline.program.ops.kind
             ahead = np.flatnonzero(kind[: _first_backward(kind)] < OpKind.COLLECTIVE)
-            self.idle_ns = idle_ns
             self._first_received_ns = int(timeline.op_end_ns[ahead[-1]]) + idle_ns
-
-    def score(self, timeline: Timeline) -> Score:
-        """Return the score of a timeline of this stage, extrapolated to all micro-batches of the step."""
-        return self.extrapolate(super().score(timeline), timeline)
 
     def timeline(self, assignment: np.ndarray) -> Timeline:
         """Simulate an assignment on this stage alone.
@@ -184,59 +149,6 @@ def idle_times_ns(timeline: Timeline) -> tuple[int, ...]:
         first = _first_backward(ops.kind[compute])
         idle_ns.append(int(timeline.op_start_ns[compute[first]] - timeline.op_end_ns[compute[first - 1]]))
     return tuple(idle_ns)
-
-
-class PipelineProblem(_ModelProblem):
-    """All pipeline stages of a captured model together, which wait for each other.
-
-    Args:
-        layer_assignments: as in `_ModelProblem`.
-        model: step model, or one with fewer micro-batches.
-        budget_bytes: device memory budget, static memory included.
-        host_budget_bytes: host memory budget of one card.
-    """
-
-    def __init__(
-        self, layer_assignments: LayerAssignments, model: StepModel, budget_bytes: int, host_budget_bytes: int
-    ):
-        in_flight = max(_short_run(model.layout, stage)[1] for stage in range(model.layout.num_stages))
-        layers = range(model.captured.num_layers)
-        super().__init__(
-            layer_assignments=layer_assignments,
-            model=model,
-            layers=layers,
-            layout=model.layout,
-            stage=0,
-            in_flight=in_flight,
-            budget_bytes=budget_bytes,
-            host_budget_bytes=host_budget_bytes,
-        )
-        full_layout = layer_assignments.model.layout
-        if all(full_layout.num_ahead(stage) is not None for stage in range(full_layout.num_stages)):
-            self.num_unsimulated = full_layout.num_micro_batches - model.layout.num_micro_batches
-        self.static_bytes = np.array([static.total_bytes for static in model.static])
-
-    def timeline(self, assignment: np.ndarray) -> Timeline:
-        """Simulate an assignment on all stages."""
-        return run_program(build_program(self.blocks(assignment), self.transfers, self.layout))
-
-    def score(self, timeline: Timeline) -> Score:
-        """Return the score of all stages together; the peak is the highest of any stage."""
-        host_excess = int(self._host_excess_bytes(timeline).sum())
-        excess_bytes = int(self.excess_bytes_of_stages(timeline).sum())
-        peak_bytes = int((peak_memory(timeline) + self.static_bytes).max())
-        time_ns = timeline.step_time_ns
-        return self.extrapolate(Score(excess_bytes, time_ns, time_ns, peak_bytes, host_excess), timeline)
-
-    def excess_bytes_of_stages(self, timeline: Timeline) -> np.ndarray:
-        """Return the bytes of each stage over the budgets: int64, shape (num_stages,)."""
-        peaks = peak_memory(timeline) + self.static_bytes
-        return np.maximum(0, peaks - self.budget_bytes) + self._host_excess_bytes(timeline)
-
-    def _host_excess_bytes(self, timeline: Timeline) -> np.ndarray:
-        stage_of = timeline.program.copies_stage
-        host = [peak_host_bytes(timeline, stage_of == stage) for stage in range(len(self.static_bytes))]
-        return np.maximum(0, np.array(host) - self.host_budget_bytes)
 
 
 def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:

@@ -7,15 +7,16 @@ number of layers for the first one that alone is faster than the best policy so 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 
-from mindswap.planner.evaluate import Candidate, evaluate
-from mindswap.planner.problem import Compared, Plan, PlanProblem
+from mindswap.planner.build_plan import plan_of
+from mindswap.planner.evaluate import evaluate
+from mindswap.planner.policy_search import PolicySearch, rank_of
+from mindswap.planner.problem import Allow, Plan, PlanProblem
 from mindswap.planner.solver.search import Interruptible, Progress, Stop
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.step_model_2x import StepModel2x
 
 # Distances in layers. A larger one keeps more layers in flight, which takes memory, and does not shorten the waits.
@@ -77,41 +78,17 @@ def plan_of_search(search: "ActionSearch", policy: Policy, is_interrupted: bool)
         policy: the best policy.
         is_interrupted: whether the search was stopped.
     """
-    problem = search.problem
-    evaluation = evaluate(problem, policy)
-    keep_ns = search.evaluated[Policy(is_swap_enabled=True)].step_time_ns
-    peak_bytes = evaluation.peak_bytes
-    return Plan(
-        fits=evaluation.fits,
-        policy=policy,
-        step_time_ns=evaluation.step_time_ns,
-        stage_peak_bytes=evaluation.stage_peak_bytes,
-        stage_static_bytes=tuple(static.total_bytes for static in problem.model.static),
-        host_bytes=evaluation.host_bytes,
-        budget_bytes=problem.budget_bytes,
-        unconstrained_ns=keep_ns,
-        # Swap and recompute only add time. With a plan the slowdown says the same.
-        lower_bound_ns=None if evaluation.fits else keep_ns,
-        smallest_budget_bytes=min(problem.budget_bytes, peak_bytes) if evaluation.fits else peak_bytes,
-        least_budget_bytes=max(static.total_bytes for static in problem.model.static),
-        host_budget_bytes=problem.host_bytes,
-        holders=_holders(problem, policy),
-        compared=search.compared(),
+    evaluation = evaluate(search.problem, policy)
+    return plan_of(
+        search.problem,
+        None,  # Swap and recompute only add time. With a plan the slowdown says the same.
+        search.evaluated[Policy(is_swap_enabled=True)].step_time_ns,
+        policy,
+        evaluation,
+        compared=search.compared(search.baselines),
         num_evaluations=len(search.evaluated),
         is_interrupted=is_interrupted,
     )
-
-
-def _holders(problem: PlanProblem, policy: Policy) -> tuple[tuple[str, int], ...]:
-    """Return the memory at the peak by operator, largest first; static memory is one entry."""
-    step = problem.model.simulate(policy)
-    intervals, labels = step.timeline.program.intervals, step.timeline.program.labels
-    stage = max(range(len(step.static)), key=lambda number: step.peaks_bytes[number])
-    sizes = {"weights, optimizer states": step.static[stage].total_bytes}
-    for position in profile_memory(step.timeline, stage).holders:
-        label = str(labels[intervals.label[position]])
-        sizes[label] = sizes.get(label, 0) + int(intervals.size_bytes[position])
-    return tuple(sorted(sizes.items(), key=lambda entry: -entry[1]))
 
 
 def find_actions(model: StepModel2x, problem: PlanProblem) -> list[Action]:
@@ -125,31 +102,21 @@ def find_actions(model: StepModel2x, problem: PlanProblem) -> list[Action]:
     return [*recomputes, *swaps, *cell_swaps]
 
 
-@dataclass(eq=False)
-class ActionSearch:
-    """Simulates policies, each once.
+class ActionSearch(PolicySearch):
+    """Searches layers for actions; arguments as of `PolicySearch`, with the problem of a `StepModel2x`."""
 
-    Attributes:
-        problem: the problem.
-        progress: called after each simulation but those of the baselines.
-        evaluated: results by policy.
-    """
-
-    problem: PlanProblem
-    progress: Interruptible
-    evaluated: dict[Policy, Candidate] = field(default_factory=dict)
-
-    @property
-    def model(self) -> StepModel2x:
-        """The model of the step."""
-        if not isinstance(self.problem.model, StepModel2x):
+    def __init__(self, problem: PlanProblem, progress: Interruptible):
+        super().__init__(problem, progress)
+        if not isinstance(problem.model, StepModel2x):
             raise AssertionError("a model without the memory of a step")
-        return self.problem.model
+        self.model = problem.model
+        self.baselines = layer_baselines(self.model.layer_indices, problem.allow, self.model.is_own_engine)
+        for policy in self.baselines.values():  # which a stop does not leave out
+            self.evaluate(policy, is_interruptible=False)
 
     def run(self) -> None:
-        """Evaluate the baselines, which a stop does not leave out, and the candidates."""
-        self.evaluate_baselines()
-        if self._fits(Policy(is_swap_enabled=True)):
+        """Evaluate the candidates."""
+        if self.fits(Policy(is_swap_enabled=True)):
             return
         with suppress(Stop):
             self.progress()
@@ -160,11 +127,6 @@ class ActionSearch:
             for first, second in combinations(best, 2):
                 self._pair(first, second)
             self._swap_inputs()
-
-    def evaluate_baselines(self) -> None:
-        """Evaluate the baseline policies."""
-        for policy in self._common().values():
-            self._evaluate(policy)
 
     def _layers(self, action: Action, prefetch: int, taken: Sequence[int] = ()) -> list[int]:
         """Return the layers that may have an action, in the order in which they get it."""
@@ -194,10 +156,9 @@ class ActionSearch:
 
     def _may_be_faster(self, part: Policy) -> bool:
         """Return whether a part of a policy alone is faster than the best policy that fits."""
-        self._fits(part)
-        budget_bytes = self.problem.budget_bytes
-        fitting = (c.step_time_ns for c in self.evaluated.values() if c.fits(budget_bytes))
-        return self.evaluated[part].step_time_ns < min(fitting, default=self.evaluated[part].step_time_ns + 1)
+        time_ns, budget_bytes = self.evaluate(part).step_time_ns, self.problem.budget_bytes
+        fitting = (result.step_time_ns for result in self.evaluated.values() if result.fits(budget_bytes))
+        return time_ns < min(fitting, default=time_ns + 1)
 
     def _swap_inputs(self) -> None:
         """Recompute all layers, and search the least number whose input has to be swapped, as MindFormers does."""
@@ -222,20 +183,8 @@ class ActionSearch:
             low, high = (low, middle) if self._fits_card(policy_of(middle)) else (middle + 1, high)
         return policy_of(high)
 
-    def _fits(self, policy: Policy) -> bool:
-        return self._candidate(policy).fits(self.problem.budget_bytes)
-
     def _fits_card(self, policy: Policy) -> bool:
-        return self._candidate(policy).peak_bytes <= self.problem.budget_bytes
-
-    def _candidate(self, policy: Policy) -> Candidate:
-        if policy not in self.evaluated:
-            self._evaluate(policy)
-            self.progress()
-        return self.evaluated[policy]
-
-    def _evaluate(self, policy: Policy) -> None:
-        self.evaluated[policy] = Candidate.of(self.problem, policy, evaluate(self.problem, policy))
+        return self.evaluate(policy).peak_bytes <= self.problem.budget_bytes
 
     def _different(self, actions: Sequence[Action]) -> list[Action]:
         """Return the best actions, each cell once; a swap and a recompute of whole layers are always among them."""
@@ -245,47 +194,32 @@ class ActionSearch:
         full = [action for (_, path), action in chosen.items() if not path]
         return list(dict.fromkeys([*list(chosen.values())[:NUM_PAIRED], *full]))
 
-    def rank(self, policy: Policy) -> tuple[object, ...]:
-        """Return a sort key, smaller is better: fits, then time (memory if nothing fits), then fewer changed layers."""
-        is_over, first, second = self.evaluated[policy].rank(self.problem.budget_bytes)
-        return is_over, first, num_changes(policy), second
-
     def _rank_on_card(self, policy: Policy) -> tuple[object, ...]:
         """Return a sort key as `rank`, of the memory of the card alone."""
-        is_over, first, second = replace(self.evaluated[policy], is_on_host=True).rank(self.problem.budget_bytes)
-        return is_over, first, num_changes(policy), second
+        return rank_of(replace(self.evaluated[policy], is_on_host=True), self.problem.budget_bytes)
 
-    def _common(self) -> Mapping[str, Policy]:
-        """Return the allowed baseline policies by name."""
-        layers, allow = self.model.layer_indices, self.problem.allow
-        policies = {"keep all": Policy(is_swap_enabled=True)}
-        if allow.recompute:
-            policies["full recompute"] = policy_of_actions({Action(False): layers})
-        if allow.swap and self.model.is_own_engine:
-            policies["swap all layers"] = policy_of_actions({Action(True): layers})
-        elif allow.swap and len(layers) > 1:
-            policies["swap all but the last layer"] = policy_of_actions({Action(True): layers[:-1]})
-        return policies
 
-    def compared(self) -> tuple[Compared, ...]:
-        """Return the baseline policies with their results."""
-        return tuple(
-            Compared(name, candidate.step_time_ns, candidate.peak_bytes, candidate.fits(self.problem.budget_bytes))
-            for name, policy in self._common().items()
-            for candidate in [self.evaluated[policy]]
-        )
+def layer_baselines(layers: Sequence[int], allow: Allow, is_own_engine: bool = False) -> dict[str, Policy]:
+    """Return the allowed baseline policies by name.
+
+    Args:
+        layers: layers of the model.
+        allow: means that plans may use.
+        is_own_engine: whether the last layer may be swapped, as mindswap's own engine does.
+    """
+    policies = {"keep all": Policy(is_swap_enabled=True)}
+    if allow.recompute:
+        policies["full recompute"] = policy_of_actions({Action(False): layers})
+    if allow.swap and is_own_engine:
+        policies["swap all layers"] = policy_of_actions({Action(True): layers})
+    elif allow.swap and len(layers) > 1:
+        policies["swap all but the last layer"] = policy_of_actions({Action(True): layers[:-1]})
+    return policies
 
 
 def _pair_policy(first: Action, chosen: Sequence[int], second: Action, layers: Sequence[int], number: int) -> Policy:
     """Return the policy with one action in chosen layers, and another one in the first `number` of some layers."""
     return policy_of_actions({first: chosen, second: layers[:number]})
-
-
-def num_changes(policy: Policy) -> int:
-    """Return the number of (layer, action) of a policy."""
-    groups = [entry.layers for entry in policy.layer_swap] + [entry.layers for entry in policy.op_swap]
-    groups += [policy.layer_recompute, *(entry.layers for entry in policy.select_recompute)]
-    return sum(len(layers.indices or ()) for layers in groups)
 
 
 def _some(count: int) -> Iterator[int]:

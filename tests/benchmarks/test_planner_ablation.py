@@ -17,8 +17,8 @@ def test_a_constant_is_switched_off_where_it_is_used_and_on_again(name):
 
 
 def test_every_tuned_number_of_the_solver_is_switched_off():
-    """But limits of effort, and what small problems are."""
-    limits = {"MAX_OPERATORS", "MAX_EVALUATIONS", "SMALL_PROBLEM_DECISIONS", "MISSING_FACTOR", "INTEGER_GAP", "KEEP"}
+    """But limits of effort."""
+    limits = {"MAX_OPERATORS", "MIN_EVALUATIONS", "MISSING_FACTOR", "INTEGER_GAP", "KEEP"}
     for module in (fast, column_generation, distances):
         numbers = {name for name in vars(module) if name.isupper() and isinstance(getattr(module, name), int | float)}
         assert numbers <= {*planner_ablation.CONSTANTS, *limits}, module

@@ -152,7 +152,7 @@ def prepared(folder: Path, name: str) -> dict[str, object]:
 @pytest.fixture(autouse=True)
 def little_effort(monkeypatch):
     """A quick search will do: that a plan is found is what a case is about, not which."""
-    monkeypatch.setattr("mindswap.planner.solver.fast.MAX_EVALUATIONS", 20)
+    monkeypatch.setattr("mindswap.planner.solver.fast.MAX_OPERATORS", 60_000)
     monkeypatch.setattr("mindswap.planner.session.NUM_HALVINGS", 2)
 
 

@@ -59,6 +59,7 @@ class ToySpace(StageProblem):
             Block((BlockOp("end", OpKind.FORWARD, 1),), (BlockOp("end", OpKind.BACKWARD, 1),), (), ()) for _ in range(2)
         ]
         self.budget_bytes = budget_bytes
+        self.static_bytes = np.zeros(1, np.int64)
         self.host_budget_bytes = host_budget_bytes
         self.layers = tuple(range(len(layers)))
         self.groups = {f"t{i}": i + 1 for i in range(len(layers[0]))}
@@ -76,15 +77,9 @@ class ToySpace(StageProblem):
         self.costs = DecisionCosts(freed, again, copies)
 
     def assignment_cost(self, layer, row):
-        costs, assignment = self.costs, np.zeros((self.costs.num_layers, self.costs.num_groups), np.int64)
+        assignment = np.zeros((self.costs.num_layers, self.costs.num_groups), np.int64)
         assignment[layer] = row
-        moved = row > KEEP
-        return AssignmentCost(
-            int(costs.freed_bytes_of(assignment)[layer].sum()),
-            int(costs.recompute_ns_of(assignment)[layer].sum()),
-            int(costs.copy_ns[layer, moved].sum()),
-            int(costs.freed_bytes[layer, moved, 0].sum()),
-        )
+        return AssignmentCost(*self.costs.of(assignment).sum(axis=(1, 2)).tolist())
 
     def evaluate(self, assignment) -> Score:
         """Simulates a choice."""

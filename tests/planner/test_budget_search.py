@@ -54,7 +54,8 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def little_effort(monkeypatch):
     """A quick search will do: what is asked here holds for any."""
-    monkeypatch.setattr(fast, "MAX_EVALUATIONS", examples(15, 60))
+    monkeypatch.setattr(fast, "MIN_EVALUATIONS", examples(15, 40))
+    monkeypatch.setattr(fast, "MAX_OPERATORS", examples(1, 200_000))
     monkeypatch.setattr(stages, "MAX_OPERATORS", examples(500, 2000))
 
 

@@ -5,10 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mindswap.planner.solver import column_generation
-from mindswap.planner.solver.column_generation import MasterProblem
-from mindswap.planner.solver.columns import front_loaded, interleaved, options_of
-from mindswap.planner.stage_problem import AssignmentCost, DecisionCosts
+from mindswap.planner.solver.column_generation import MasterProblem, _prices, interleaved
+from mindswap.planner.stage_problem import AssignmentCost
 from tests.planner.builders import Tensor, ToySpace
 
 # Two layers: 100 bytes that take 10 ns to make again, and 50 bytes that take 20 ns and cannot be swapped; a byte takes
@@ -18,25 +16,24 @@ PLENTY = 10**9
 
 
 def test_the_cheapest_bytes_run_again():
-    assert MasterProblem(SPACE).solve(100, 0, PLENTY).tolist() == [[0, 0, 0], [0, -1, 0]]
-    assert MasterProblem(SPACE).solve(200, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
-    assert MasterProblem(SPACE).solve(300, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
+    assert MasterProblem(SPACE, SPACE.costs).solve(100, 0, PLENTY).tolist() == [[0, 0, 0], [0, -1, 0]]
+    assert MasterProblem(SPACE, SPACE.costs).solve(200, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
+    assert MasterProblem(SPACE, SPACE.costs).solve(300, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
 
 
 def test_more_than_there_is_is_as_much_as_there_is():
-    assert MasterProblem(SPACE).solve(1000, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
+    assert MasterProblem(SPACE, SPACE.costs).solve(1000, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
 
 
 def test_what_the_link_can_take_is_swapped_in_the_first_layers():
-    assert MasterProblem(SPACE).solve(100, 100, PLENTY).tolist() == [[0, 1, 0], [0, 0, 0]]
-    assert MasterProblem(SPACE).solve(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
+    assert MasterProblem(SPACE, SPACE.costs).solve(100, 100, PLENTY).tolist() == [[0, 1, 0], [0, 0, 0]]
+    assert MasterProblem(SPACE, SPACE.costs).solve(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
 
 
 def test_no_swap_without_host_memory_or_where_it_is_excluded():
-    assert (MasterProblem(SPACE).solve(100, 100, 0) <= 0).all()
-    everywhere, first_layer = np.ones((2, 3), bool), np.array([[True] * 3, [False] * 3])
-    assert (MasterProblem(SPACE).with_unswappable(everywhere).solve(100, 100, PLENTY) <= 0).all()
-    assert MasterProblem(SPACE, unswappable=first_layer).solve(200, 100, PLENTY).tolist() == [[0, -1, 0], [0, 1, 0]]
+    assert (MasterProblem(SPACE, SPACE.costs).solve(100, 100, 0) <= 0).all()
+    everywhere = np.ones((2, 3), bool)
+    assert (MasterProblem(SPACE, SPACE.costs).without_swaps(everywhere).solve(100, 100, PLENTY) <= 0).all()
 
 
 def test_rows_are_for_whole_layers():
@@ -44,41 +41,26 @@ def test_rows_are_for_whole_layers():
 
     Two layers with the first tensor alone take 20 ns, and are 200 bytes: less time, so they are chosen.
     """
-    assert MasterProblem(SPACE).solve(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
+    assert MasterProblem(SPACE, SPACE.costs).solve(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
 
 
 def test_what_more_time_on_the_link_would_save():
     """100 bytes in 10 ns of compute or 100 ns of the link: a tenth."""
-    master = MasterProblem(SPACE)
+    master = MasterProblem(SPACE, SPACE.costs)
     master.solve(200, 50, PLENTY)
     assert master._solve(np.array([-200.0, 50, PLENTY]))[0][1] == pytest.approx(0.1)
     assert master._solve(np.array([0.0, 50, PLENTY]))[0][1] == 0
 
 
-def test_rows_in_front_and_spread():
+def test_equal_columns_are_spread():
     """Two layers of A with 30 ns on the link, four of B with 10 ns.
 
     In parts of their number A, the longer one, is at 0 and 1/2, B at 1/4, 1/2, 3/4 and 1.
     """
     a, b = ((np.array([value]), AssignmentCost(0, 0, link_ns, 0)) for value, link_ns in ((1, 30), (0, 10)))
     columns = [b, a, b, b, a, b]
-    assert [int(column[0]) for column, _ in front_loaded(columns)] == [1, 1, 0, 0, 0, 0]
     assert [int(column[0]) for column, _ in interleaved(columns)] == [1, 0, 1, 0, 0, 0]
-    assert MasterProblem(SPACE).solve(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
-
-
-def test_a_swap_that_recompute_would_undo_goes_to_another_layer():
-    """Item 1 leaves with 10 bytes in 10 ns of the link, item 2 runs again for 20 bytes in 5 ns; both free 20.
-
-    So 30 bytes are free in 5 ns if one layer swaps and the other one computes again.
-    """
-    stage_problem = ToySpace([[Tensor(10, 1, 1), Tensor(20, 1, 1)]] * 2)
-    freed = np.array([[[0, 0], [10, 0], [15, 20]]] * 2)
-    conflicts = np.zeros((1, 3, 2, 3), bool)
-    conflicts[0, 2, 1, 1] = True
-    recompute_ns = np.array([[[0, 0], [0, 0], [0, 5]]] * 2)
-    stage_problem.costs = DecisionCosts(freed, recompute_ns, np.array([[0, 10, 16]] * 2), conflicts=conflicts)
-    assert MasterProblem(stage_problem).solve(30, 10, PLENTY).tolist() == [[0, 1, 0], [0, 0, -1]]
+    assert MasterProblem(SPACE, SPACE.costs).solve(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
 
 
 class Faulty(ToySpace):
@@ -91,15 +73,15 @@ class Faulty(ToySpace):
 def test_a_row_that_is_used_becomes_what_its_policy_says():
     """Of 300 bytes both layers free 100 by swap and 50 again, as it seems; without these swaps all runs again."""
     stage_problem = Faulty([[Tensor(100, 10, 30), Tensor(50, 20, 40, can_swap=False)]] * 2)
-    assert MasterProblem(SPACE).solve(300, 200, PLENTY).tolist() == [[0, 1, -1]] * 2
-    found = MasterProblem(stage_problem).solve(300, 200, PLENTY)
+    assert MasterProblem(SPACE, SPACE.costs).solve(300, 200, PLENTY).tolist() == [[0, 1, -1]] * 2
+    found = MasterProblem(stage_problem, stage_problem.costs).solve(300, 200, PLENTY)
     assert found.tolist() == [[0, -1, -1]] * 2
 
 
 def test_no_further_rows_where_what_runs_again_is_little_enough():
     """150 bytes: both tensors of a layer take 30 ns, which are known first; the first one of both layers 20."""
-    assert MasterProblem(SPACE, enough_ns=30).solve(150, 0, PLENTY).tolist() == [[0, 0, 0], [0, -1, -1]]
-    assert MasterProblem(SPACE, enough_ns=29).solve(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
+    assert MasterProblem(SPACE, SPACE.costs, enough_ns=30).solve(150, 0, PLENTY).tolist() == [[0, 0, 0], [0, -1, -1]]
+    assert MasterProblem(SPACE, SPACE.costs, enough_ns=29).solve(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
 
 
 def test_changes_of_the_best_row_that_make_it_better_come_by_what_they_promise():
@@ -108,7 +90,7 @@ def test_changes_of_the_best_row_that_make_it_better_come_by_what_they_promise()
     Item 3 saves what it costs to make it again.
     """
     stage_problem = ToySpace([[Tensor(100, 95, 1), Tensor(200, 170, 1), Tensor(10, 10, 1, can_swap=False)]])
-    master = MasterProblem(stage_problem)
+    master = MasterProblem(stage_problem, stage_problem.costs)
     master._add(np.array([0, -1, -1, 0]))
     found = [column.tolist() for column in master._price_columns(0, np.array([1, 0.8, 0]))]
     assert found == [[0, 1, 1, 0], [0, 1, -1, 0], [0, -1, 1, 0]]
@@ -118,31 +100,18 @@ def test_the_best_row_is_tried_without_cells_too():
     """Item 2 is a cell, with item 1 in it: a byte is worth 1 ns, so alone each is worth it."""
     stage_problem = ToySpace([[Tensor(100, 10, 1, can_swap=False), Tensor(150, 20, 1, can_swap=False)]])
     stage_problem.costs = replace(stage_problem.costs, is_cell=np.array([True, False, True]))
-    first, second, *_ = MasterProblem(stage_problem)._price_columns(0, np.array([1.0, 0, 0]))
+    first, second, *_ = MasterProblem(stage_problem, stage_problem.costs)._price_columns(0, np.array([1.0, 0, 0]))
     assert (first.tolist(), second.tolist()) == ([0, -1, -1], [0, -1, 0])
-    dear = [column.tolist() for column in MasterProblem(stage_problem)._price_columns(0, np.array([0.11, 0, 0]))]
+    dear = [
+        column.tolist()
+        for column in MasterProblem(stage_problem, stage_problem.costs)._price_columns(0, np.array([0.11, 0, 0]))
+    ]
     assert dear[0] == [0, -1, 0] and dear.count([0, -1, 0]) == 2  # not once more, but as a change of the empty row
 
 
 def test_what_may_become_of_a_tensor():
-    """Of one byte, which can be swapped and run again, or one of it."""
+    """Of one byte, which can be swapped and run again, or one of it; a byte is worth 3 ns, one on the link 1."""
     tensors = [Tensor(1, 1, 1), Tensor(1, 1, 1, can_swap=False), Tensor(1, 1, 1, can_recompute=False)]
-    costs = ToySpace([tensors]).costs
-    assert [options_of(costs, 0, group) for group in range(4)] == [[0], [0, 1, -1], [0, -1], [0, 1]]
-    assert [options_of(costs, 0, group, True) for group in range(4)] == [[0], [0, -1], [0, -1], [0]]
-
-
-def test_whole_numbers_are_looked_for_once_in_equal_programmes(monkeypatch):
-    asked = []
-    solve = column_generation.solve_linear
-    monkeypatch.setattr(
-        column_generation, "solve_linear", lambda *args, **options: asked.append(options) or solve(*args, **options)
-    )
-    master = MasterProblem(SPACE)
-    first = master.solve(200, 100, PLENTY)
-    number = sum("num_integers" in options for options in asked)
-    assert number
-    assert np.array_equal(master.solve(200, 100, PLENTY), first)
-    assert sum("num_integers" in options for options in asked) == number
-    master.solve(100, 100, PLENTY)
-    assert sum("num_integers" in options for options in asked) > number
+    costs, dual_prices = ToySpace([tensors]).costs, np.array([3.0, 1.0, 0.0])
+    found = [_prices(costs, 0, group, dual_prices) for group in range(4)]
+    assert found == [{0: 0}, {0: 0, 1: -2, -1: -2}, {0: 0, -1: -2}, {0: 0, 1: -2}]

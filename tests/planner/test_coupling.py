@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mindswap.config.parse import parse_document
@@ -12,7 +11,6 @@ from mindswap.features.step import load_step
 from mindswap.planner.effect import ALL_OPERATORS, coupled_swaps, find_consumers, is_coupled
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import PlanProblem
-from mindswap.planner.stage_problem import KEEP, DecisionCosts
 from mindswap.planner.write import compact_policy
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.rules.checker import check_document
@@ -33,20 +31,6 @@ USES = {"mlp.w1": frozenset({"mlp.silu"}), "mlp.silu": frozenset({"mlp.mul"}), "
 )
 def test_a_swap_is_idle_if_a_user_is_recomputed_by_name_or_with_its_cell(recomputed, is_ineffective):
     assert coupled_swaps(USES, ["mlp.w1", "mlp.silu", "mlp.mul", "mlp.w2"], recomputed) == is_ineffective
-
-
-# Two layers of two items. Recompute of item 2 makes swap of item 1 idle.
-FREED = np.array([[[0, 0], [10, 0], [15, 20]]] * 2)
-AGAIN_NS = np.array([[[0, 0], [0, 0], [0, 5]]] * 2)
-CONFLICTS = np.zeros((1, 3, 2, 3), bool)
-CONFLICTS[0, 2, 1, 1] = True
-FIGURES = DecisionCosts(FREED, AGAIN_NS, np.array([[0, 10, 15]] * 2), conflicts=CONFLICTS)
-
-
-def test_an_idle_swap_frees_nothing():
-    both = np.array([[KEEP, 5, -1], [KEEP, 5, KEEP]])
-    assert FIGURES.is_ineffective(both).tolist() == [[False, True, False], [False, False, False]]
-    assert FIGURES.freed_bytes_of(both).tolist() == [[0, 0, 20], [0, 10, 0]]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mindswap.planner.solver.distances import by_layer_assignment, piecewise
+from mindswap.planner.solver.distances import piecewise
 
 # The third of five layers swaps nothing; distances that the copies of the others need.
 CHOICE = np.array([[0, 5, 5], [0, 5, -1], [0, 0, -1], [0, 5, 0], [0, 5, 0]])
@@ -13,8 +13,8 @@ def test_one_distance_for_all():
     assert piecewise(CHOICE, NEEDED, 1).tolist() == [[0, 9, 9], [0, 9, -1], [0, 0, -1], [0, 9, 0], [0, 9, 0]]
 
 
-def test_two_groups_are_cut_where_the_need_falls():
-    """9 and 8 under 9, 3 and 2 under 3: 2 more than needed; any other cut leaves more."""
+def test_two_pieces_of_equally_many_layers():
+    """9 and 8 under 9, 3 and 2 under 3."""
     assert piecewise(CHOICE, NEEDED, 2).tolist() == [[0, 9, 9], [0, 9, -1], [0, 0, -1], [0, 3, 0], [0, 3, 0]]
 
 
@@ -26,10 +26,3 @@ def test_more_groups_than_layers_and_no_swap():
 
 def test_a_distance_is_at_least_one():
     assert piecewise(CHOICE, NEEDED * 0, 1).max() == 1
-
-
-def test_one_distance_for_each_item_of_equal_rows():
-    """Layers 3 and 4 are alike and need 3 and 2; layers 0 and 1 differ in what runs again."""
-    expected = [[0, 9, 7], [0, 8, -1], [0, 0, -1], [0, 3, 0], [0, 3, 0]]
-    assert by_layer_assignment(CHOICE, NEEDED).tolist() == expected
-    assert by_layer_assignment(CHOICE, NEEDED * 0).max() == 1

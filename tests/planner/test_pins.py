@@ -123,7 +123,7 @@ def names(entries):
 def little_effort(monkeypatch):
     """A quick search will do: what is pinned stays in any."""
     if not is_nightly():
-        monkeypatch.setattr(fast, "MAX_EVALUATIONS", 60)
+        monkeypatch.setattr(fast, "MAX_OPERATORS", 200_000)
 
 
 @pytest.fixture(scope="module")

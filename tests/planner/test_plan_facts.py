@@ -62,14 +62,14 @@ def single_changes(assignment: np.ndarray) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", FEASIBLE)
 def test_a_search_fits_and_no_other_decision_of_one_layer_is_much_better(name):
-    """A percent at most: a policy with fewer entries is preferred to one that is hardly faster."""
+    """Two percent at most: a policy with fewer entries is preferred to one that is hardly faster."""
     problem = FEASIBLE[name]()
     search = solve(problem)
     best = search.best_score
     assert best.fits and best.peak_bytes <= problem.budget_bytes
     scores = [problem.evaluate(a) for a in single_changes(search.best) if is_possible(problem, a)]
     assert len(scores) >= 5
-    assert best.step_time_ns <= 1.01 * min((s.step_time_ns for s in scores if s.fits), default=best.step_time_ns)
+    assert best.step_time_ns <= 1.02 * min((s.step_time_ns for s in scores if s.fits), default=best.step_time_ns)
 
 
 def is_possible(problem: ToySpace, assignment: np.ndarray) -> bool:
@@ -192,8 +192,8 @@ def test_the_memory_that_a_plan_names_is_enough(monkeypatch):
 
 
 def test_a_copy_that_hides_is_what_one_tensor_too_many_costs():
-    """Of twelve tensors of 1 MB one must go; its copy of 10 us at 100 GB/s hides behind the 9 us layers between."""
-    model = small_model(4, device=with_links(10**11))
+    """Of 27 tensors of 1 MB one must go; its copy of 10 us at 100 GB/s hides behind the 9 us layers between."""
+    model = small_model(9, device=with_links(10**11))
     keep = model.simulate(Policy())
     plan = Planner(model).plan(PlanProblem(model, keep.peak_bytes - MB, UNLIMITED_BYTES, 8))
     assert plan.fits and keep.peak_bytes - plan.peak_bytes >= MB

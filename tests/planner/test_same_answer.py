@@ -34,7 +34,8 @@ OTHERS = ((930, {"allow": Allow(recompute=False)}), (990, {"objective": Objectiv
 @pytest.fixture(autouse=True)
 def little_effort(monkeypatch):
     """A quick search is enough: what holds for it holds for any."""
-    monkeypatch.setattr(fast, "MAX_EVALUATIONS", examples(15, 60))
+    monkeypatch.setattr(fast, "MIN_EVALUATIONS", examples(15, 40))
+    monkeypatch.setattr(fast, "MAX_OPERATORS", examples(1, 200_000))
     monkeypatch.setattr(stages, "MAX_OPERATORS", examples(500, 2000))
     monkeypatch.setattr(session, "NUM_HALVINGS", 2)
 

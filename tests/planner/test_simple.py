@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from mindswap.features.plan import StepPlanner
-from mindswap.planner.build_plan import plan_of
+from mindswap.planner.build_plan import Bounds, plan_of
 from mindswap.planner.evaluate import Candidate, evaluate
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, PlanProblem
@@ -40,9 +40,10 @@ def planned(permille: int, allow: Allow = DEFAULT_ALLOW, num_stages: int = 1, nu
     recomputed_part = Policy(
         True, layer_recompute=ALL_LAYERS, select_recompute=[OpRecompute("mlp", ALL_LAYERS)] * MAX_ENTRIES
     )
+    unrestricted = replace(problem, allow=DEFAULT_ALLOW)  # the bound of what the full plan does
     full = plan_of(
-        replace(problem, allow=DEFAULT_ALLOW),  # the bound of what the full plan does
-        planner.bound_inputs,
+        unrestricted,
+        Bounds.of(planner.bound_inputs, unrestricted),
         keep.step_time_ns,
         recomputed_part,
         evaluate(problem, recomputed_part),
@@ -196,7 +197,8 @@ def test_a_full_plan_has_few_entries_up_to_a_number_of_them(number, monkeypatch)
     monkeypatch.setattr("mindswap.planner.planning.find_simple", lambda *_: found)
     keep_ns = evaluate(problem, Policy()).step_time_ns
     plan = planner.plan_simple(
-        problem, plan_of(problem, planner.bound_inputs, keep_ns, *full[:2], compared=(), num_evaluations=0)
+        problem,
+        plan_of(problem, Bounds.of(planner.bound_inputs, problem), keep_ns, *full[:2], compared=(), num_evaluations=0),
     )
     assert plan.policy == (some if number == MAX_ENTRIES else everything)
 
@@ -206,7 +208,7 @@ class Toy(_SimpleSearch):
 
     def __init__(self, budget_bytes: int = 0):
         self.stages = [list(range(16)), list(range(16, 32))]
-        self.problem, self.tried = PlanProblem(None, budget_bytes, 0, 1), []
+        self.problem, self.tried, self.none = PlanProblem(None, budget_bytes, 0, 1), [], (0, 0)
 
     def _evaluate(self, simple):
         self.tried.append(simple)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from reference.exact import count_choices, enumerate_all, solve_relaxed
 
-from mindswap.planner.solver.fast import solve
-from mindswap.planner.solver.hiding_time import forward_time_ns
-from mindswap.planner.solver.improve import _exposed_ns, _link_ns, _Move, _moves, _parts
+from mindswap.planner.solver.fast import forward_time_ns, solve
+from mindswap.planner.solver.improve import Move, _moves, _parts
 from mindswap.planner.solver.search import Stop
 from mindswap.planner.stage_problem import DecisionCosts
 from mindswap.simulator.timeline import StallCause
@@ -138,44 +137,34 @@ def test_moves_of_a_search():
     costs = DecisionCosts(np.array([[[0, 30], [10, 20]]] * 2), np.array([[[0, 9], [0, 5]]] * 2), np.array([[0, 7]] * 2))
 
     def moves(assignment):
-        """Layers, item, value -> bytes that it frees, and ns."""
-        found = {}
-        for move in _moves(np.array(assignment), costs):
-            layers, groups = np.nonzero(move.mask)
-            found[(*layers.tolist(), f"item {groups[0]}", move.value)] = move.freed_bytes, move.time_ns
-        return found
+        """Layers, item, value -> change of bytes freed, of time, of time on the link, and of host memory."""
+        found = _moves(np.array(assignment), costs)
+        return {(*move.layers.tolist(), f"item {move.group}", move.value): tuple(move.change) for move in found}
 
-    expected = {
-        (0, "item 0", -1): (30, 9), (1, "item 0", -1): (30, 9), (0, 1, "item 0", -1): (60, 18),
-        (0, "item 1", -1): (20, 5), (1, "item 1", -1): (20, 5), (0, 1, "item 1", -1): (40, 10),
+    # The usual distance is 8.
+    assert moves([[0, 0], [0, 0]]) == {
+        (0, "item 0", -1): (30, 9, 0, 0), (1, "item 0", -1): (30, 9, 0, 0), (0, 1, "item 0", -1): (60, 18, 0, 0),
+        (0, "item 1", -1): (20, 5, 0, 0), (1, "item 1", -1): (20, 5, 0, 0), (0, 1, "item 1", -1): (40, 10, 0, 0),
+        (0, "item 1", 8): (10, 0, 7, 10), (1, "item 1", 8): (10, 0, 7, 10), (0, 1, "item 1", 8): (20, 0, 14, 20),
     }  # fmt: skip
-    for distance in (1, 2, 3, 4, 6, 8):
-        expected |= {(0, "item 1", distance): (10, 0), (1, "item 1", distance): (10, 0)}
-        expected |= {(0, 1, "item 1", distance): (20, 0)}
-    assert moves([[0, 0], [0, 0]]) == expected
     # Of a layer that runs again no tensor is chosen; to keep it costs the bytes and gives the time back.
     found = moves([[-1, 0], [0, 5]])
-    assert (found[0, "item 0", 0], found[1, "item 1", 0], found[1, "item 1", -1]) == ((-30, -9), (-10, 0), (10, 5))
-    assert found[1, "item 0", -1] == (20, 9)
+    assert found[0, "item 0", 0] == (-30, -9, 0, 0)
+    assert found[1, "item 1", 0] == (-10, 0, -7, -10) and found[1, "item 1", -1] == (10, 5, -7, -10)
+    assert found[1, "item 0", -1] == (20, 9, -7, -10)
     assert {key[0] for key in found if "item 1" in key} == {1}
-    assert {key[-1] for key in found if "item 1" in key} == {-1, 0, 1, 2, 3, 4, 6, 8}
-    # The distance that other layers have is tried, too.
-    assert moves([[0, 0], [0, 5]])[0, "item 1", 5] == (10, 0)
+    # The distance that other layers have is the one that is tried.
+    assert moves([[0, 0], [0, 5]])[0, "item 1", 5] == (10, 0, 7, 10)
 
 
-def test_time_on_the_link_that_a_move_adds():
-    """Layer 1 is swapped already. Its copies take 7 ns, those of layer 0 take 5."""
-    costs, assignment = (
-        DecisionCosts(np.zeros((2, 2, 2)), np.zeros((2, 2, 2)), np.array([[0, 5], [0, 7]])),
-        np.array([[0, 0], [0, 3]]),
-    )
+def test_moves_of_the_same_decision_are_no_pair():
+    """Nor one of a layer as a whole and one of a tensor in it."""
 
-    def added_ns(first, second, value):
-        return _link_ns(_Move(np.array([[False, first], [False, second]]), value, 0, 0), assignment, costs)
+    def move(layers, group):
+        return Move(np.array(layers), group, -1, np.zeros(4))
 
-    assert [added_ns(True, False, value) for value in (8, 0, -1)] == [5, 0, 0]
-    assert [added_ns(False, True, value) for value in (8, 0, -1)] == [0, -7, -7]
-    assert [added_ns(True, True, value) for value in (8, 0, -1)] == [5, -7, -7]
+    assert move([0, 1], 2).overlaps(move([1], 2)) and move([0, 1], 0).overlaps(move([1], 2))
+    assert not move([0, 1], 2).overlaps(move([2], 2)) and not move([0, 1], 2).overlaps(move([1], 3))
 
 
 @pytest.mark.parametrize(
@@ -201,10 +190,3 @@ def test_copies_have_the_time_that_forward_waits_for_communication():
     cause, stall_ns = timeline.stall_cause.copy(), timeline.stall_ns.copy()
     cause[1], stall_ns[1] = StallCause.COMMUNICATION, 9
     assert forward_time_ns(replace(timeline, stall_cause=cause, stall_ns=stall_ns)) == 16
-
-
-def test_copies_are_exposed_where_the_link_is_busy_for_longer_than_forward():
-    """Forward takes 10 ns. From 4 ns of copies, 3, 6 and 9 more make 7, 10 and 13; from 12, 1 more is exposed whole,
-    and 5 less hide the 2 that were."""
-    assert _exposed_ns(np.array([3, 6, 9]), 4, 10).tolist() == [0, 0, 3]
-    assert _exposed_ns(np.array([1, -5]), 12, 10).tolist() == [1, -2]

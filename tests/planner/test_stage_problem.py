@@ -7,7 +7,7 @@ from mindswap.config.pipeline_layout import Pipeline
 from mindswap.planner.catalog import build_catalog, find_unheld_roles
 from mindswap.planner.evaluate import short_model
 from mindswap.planner.layer_assignments import LayerAssignments, _assignment_cost
-from mindswap.planner.solver.hiding_time import forward_time_ns, hiding_time_ns
+from mindswap.planner.solver.fast import forward_time_ns, hiding_time_ns
 from mindswap.planner.stage_problem import AssignmentCost
 from mindswap.planner.step_problem import PipelineProblem, SingleStageProblem, _short_run, idle_times_ns
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy

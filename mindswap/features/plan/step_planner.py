@@ -238,7 +238,8 @@ class StepPlanner:
         plans = sweep_budgets(PlanSession(self.planner, problem, progress), max_bytes)
         written = WrittenPolicies(self.step, problem, find_budget(self.step)[0])
         kept = self._kept(written)
-        shown = tuple(_of_sweep(written, kept, compact(self.step, plan)) for plan in plans)
+        rows = [self._free(written).compared(row) for row in plans[0].compared] if kept is not None else ()
+        shown = tuple(_of_sweep(written, kept, rows, compact(self.step, plan)) for plan in plans)
         return Sweep(self.planner, problem, shown, kept)
 
     def bound_ns(self, memory: str | int | None = None) -> int | None:
@@ -305,10 +306,22 @@ def _bound_with(kept: Evaluation | None, bound_ns: int | None, budget_bytes: int
     return min(kept.step_time_ns, bound_ns or kept.step_time_ns) if kept is not None and is_within else bound_ns
 
 
-def _of_sweep(written: WrittenPolicies, kept: Evaluation | None, plan: Plan) -> Plan:
-    """Return a plan of a sweep with the figures of its file; with fragments or gaps it may exceed its own budget."""
+def _of_sweep(written: WrittenPolicies, kept: Evaluation | None, rows: Sequence[Compared], plan: Plan) -> Plan:
+    """Return a plan of a sweep with the figures of its file; with fragments or gaps it may exceed its own budget.
+
+    Args:
+        written: evaluates policies as they are written.
+        kept: keeping everything as it is written; None if that is what the search evaluates.
+        rows: compared policies as they are written; only whether they fit depends on the plan.
+        plan: plan of the sweep.
+    """
     if kept is None:
         return plan
     bound_ns = _bound_with(kept, plan.lower_bound_ns, plan.budget_bytes)
     shown = written.planned(plan)
-    return replace(shown, fits=plan.fits, unconstrained_ns=kept.step_time_ns, lower_bound_ns=bound_ns)
+    budget_bytes, compared = plan.budget_bytes, []
+    for row, searched in zip(rows, plan.compared, strict=True):
+        is_on_host = searched.fits or searched.peak_bytes > budget_bytes
+        compared.append(replace(row, fits=row.peak_bytes <= budget_bytes and is_on_host))
+    kept_ns = kept.step_time_ns
+    return replace(shown, fits=plan.fits, unconstrained_ns=kept_ns, lower_bound_ns=bound_ns, compared=tuple(compared))

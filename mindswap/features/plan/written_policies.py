@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from mindswap.config.weight_sharding import has_single_micro_step
 from mindswap.features.simulate import LoadedStep
 from mindswap.planner.build_plan import with_policy
-from mindswap.planner.evaluate import Evaluation, evaluate
+from mindswap.planner.evaluate import Evaluation, evaluate, evaluation_of
 from mindswap.planner.problem import Compared, Plan, PlanProblem
 from mindswap.policy.model import Policy
 from mindswap.simulator.step_model import StepModel
@@ -52,8 +52,9 @@ class WrittenPolicies:
         evaluation = evaluate(replace(self.problem, model=model), policy)
         peaks_bytes = evaluation.stage_peak_bytes
         if self.step.device.leaves_fragments or not has_swap:
-            step = model.simulate(policy) if evaluation.is_extrapolated else evaluation.step
-            peaks_bytes = model.actual_peaks_bytes(step, is_level_kept=not has_swap)
+            if evaluation.is_extrapolated:  # its gaps and fragments are those of the full step, and so is its time
+                evaluation = evaluation_of(self.problem, model.simulate(policy))
+            peaks_bytes = model.actual_peaks_bytes(evaluation.step, is_level_kept=not has_swap)
         fits = max(peaks_bytes) <= self.budget_bytes and evaluation.host_bytes <= self.problem.host_bytes
         return replace(evaluation, stage_peak_bytes=peaks_bytes, fits=fits)
 

@@ -44,10 +44,10 @@ class Stage:
     backward_ns: int = 0  # compute time of backward of one micro-batch; with split sequences, of the shortest piece
     num_chunks: int = 1  # virtual chunks
     is_past_forward: bool = False  # forward of all layers ends before the peak
-    liveness_points: tuple[LivenessPoint, ...] = ()  # further points at which the budget may be exceeded
     # for stages that alternate forward and backward of each micro-batch: `window_ns` of each further micro-batch. The
     # first one may wait for all-gathered weights
     later_windows_ns: tuple[int, ...] = ()
+    liveness_points: tuple[LivenessPoint, ...] = ()  # further points at which the budget may be exceeded
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +76,11 @@ def collect_bound_inputs(model: StepModel, keep: SimulatedStep) -> BoundInputs:
     num_micro_steps = 1 + int(keep.timeline.program.ops.micro_batch.max())
     liveness = compute_liveness(model.with_swap(), num_micro_steps // model.layout.num_sequences)
     tensor_graphs, times, stages = build_tensor_graphs(model), pass_times(model), range(model.layout.num_stages)
+    smallest_bytes = min(size for tensor_graph in tensor_graphs for size in tensor_graph.sizes_bytes)
     is_split = any(entry.work is PassWork.WEIGHT_GRADIENT for entry in model.layout.passes(0))
     return BoundInputs(
         tensor_graphs=tensor_graphs,
-        stages=tuple(_collect_stage(model, keep.timeline, liveness, stage, times, tensor_graphs) for stage in stages),
+        stages=tuple(_collect_stage(model, keep.timeline, liveness, stage, times, smallest_bytes) for stage in stages),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_micro_steps,
         step_overhead_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
@@ -113,7 +114,7 @@ def _collect_stage(
     liveness: Liveness,
     stage: int,
     times: Mapping[PassKey, PassTimes],
-    tensor_graphs: Sequence[TensorGraph],
+    smallest_bytes: int,
 ) -> Stage:
     program, ops = timeline.program, timeline.program.ops
     begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
@@ -171,8 +172,8 @@ def _collect_stage(
         window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
         **_work_of(model, timeline, stage, first_backward, times),
         is_past_forward=not (is_after_peak & (layer >= 0)).any(),
+        later_windows_ns=_later_windows_ns(model, timeline, stage, alive, peak_op, smallest_bytes),
         liveness_points=liveness_points,
-        later_windows_ns=_later_windows_ns(model, timeline, stage, alive, peak_op, tensor_graphs),
     )
 
 
@@ -183,14 +184,9 @@ def _closing_points(model: StepModel, stage: int, static_bytes: int) -> tuple[Li
 
 
 def _later_windows_ns(
-    model: StepModel,
-    timeline: Timeline,
-    stage: int,
-    alive: np.ndarray,
-    first_peak: int,
-    tensor_graphs: Sequence[TensorGraph],
+    model: StepModel, timeline: Timeline, stage: int, alive: np.ndarray, first_peak: int, smallest_bytes: int
 ) -> tuple[int, ...]:
-    """Compute `Stage.later_windows_ns`; empty if passes of micro-batches overlap.
+    """Compute `Stage.later_windows_ns`; empty if passes of micro-batches overlap, or their peaks are elsewhere.
 
     A later micro-batch may have a lower peak than the first one, at `first_peak`. The difference is memory that late
     copies may use; it is counted as copy time, at the rate of the smallest tensor.
@@ -201,46 +197,25 @@ def _later_windows_ns(
         stage: index of the stage.
         alive: bytes at each operator of the stage, int64, shape (num_ops of the stage,).
         first_peak: operator at the peak of the first micro-batch.
-        tensor_graphs: of the compiled layers.
+        smallest_bytes: size of the smallest tensor.
     """
     layout, ops, start_ns = model.layout, timeline.program.ops, timeline.op_start_ns
     works = [entry.work for entry in layout.passes(stage)]
     is_alternating = works == [PassWork.FORWARD, PassWork.BACKWARD] * (len(works) // 2)
     if not is_alternating or len(layout.chunks[stage]) > 1 or layout.num_sequences > 1:
         return ()
-    smallest = min(size for tensor_graph in tensor_graphs for size in tensor_graph.sizes_bytes)
     begin, end = timeline.program.stage_starts[stage : stage + 2].tolist()
-    positions = np.arange(begin, end)
-    compute = positions[ops.kind[begin:end] < OpKind.COLLECTIVE]
-    begun, gaps = _begun(timeline, begin, first_peak), []
+    compute, windows = begin + np.flatnonzero(ops.kind[begin:end] < OpKind.COLLECTIVE), []
     for micro_step in range(1, 1 + int(ops.micro_batch[begin:end].max())):
-        compute_of_step = compute[ops.micro_batch[compute] == micro_step]
-        peak_op = int(compute_of_step[np.argmax(alive[compute_of_step - begin])])
-        if _begun(timeline, begin, peak_op) != begun:
+        own = compute[ops.micro_batch[compute] == micro_step]
+        peak_op = int(own[np.argmax(alive[own - begin])])
+        if (ops.layer[peak_op], ops.kind[peak_op]) != (ops.layer[first_peak], ops.kind[first_peak]):
             return ()
         spare_bytes = max(0, int(alive[first_peak - begin] - alive[peak_op - begin]))
-        spare_ns = -(-spare_bytes * model.transfers.copy_out_ns(smallest) // smallest)
-        first = compute_of_step[np.argmax(ops.layer[compute_of_step] >= 0)]
-        gaps.append(int(start_ns[peak_op] - start_ns[first]) + spare_ns)
+        spare_ns = -(-spare_bytes * model.transfers.copy_out_ns(smallest_bytes) // smallest_bytes)
+        windows.append(int(start_ns[peak_op] - start_ns[own[np.argmax(ops.layer[own] >= 0)]]) + spare_ns)
     # Micro-batches that are not simulated get the maximum.
-    return (*gaps, *[max(gaps)] * (layout.num_micro_steps - 1 - len(gaps))) if gaps else ()
-
-
-def _begun(timeline: Timeline, begin: int, op: int) -> set[tuple[int, int]]:
-    """Return (layer, operator kind) of the passes of an operator's micro-batch that have begun when it runs.
-
-    Args:
-        timeline: timeline of the step.
-        begin: first operator of the stage.
-        op: operator of this stage.
-    """
-    ops = timeline.program.ops
-    ops_of_stage = np.arange(begin, op + 1)
-    ops_of_stage = ops_of_stage[(ops.micro_batch[ops_of_stage] == ops.micro_batch[op]) & (ops.layer[ops_of_stage] >= 0)]
-    ops_of_stage = ops_of_stage[
-        (ops.kind[ops_of_stage] == OpKind.FORWARD) | (ops.kind[ops_of_stage] == OpKind.BACKWARD)
-    ]
-    return set(zip(ops.layer[ops_of_stage].tolist(), ops.kind[ops_of_stage].tolist(), strict=True))
+    return (*windows, *[max(windows)] * (layout.num_micro_steps - 1 - len(windows))) if windows else ()
 
 
 def _work_of(

@@ -13,16 +13,15 @@ Every policy satisfies these constraints:
 - recomputed communication delays the compute stream, except for recomputed operators that overlap it.
 """
 
-import contextlib
 from collections.abc import Iterable, Mapping, Set
 
 import numpy as np
 
-from mindswap.planner.linear import METHODS, Solution, UnsolvedError, solve_linear
+from mindswap.planner.linear import Solution, solve_linear
+from mindswap.planner.lower_bound.captured_layer import closure
 from mindswap.planner.lower_bound.communication_gaps import CommunicationGap
 from mindswap.planner.lower_bound.recomputed_cells import RecomputedCell
 from mindswap.planner.lower_bound.tensor_graph import TensorGraph
-from mindswap.planner.lower_bound.tensor_reads import closure
 from mindswap.planner.problem import Allow
 
 # A linear expression: variable -> factor.
@@ -51,16 +50,11 @@ class LinearProgram:
         """Minimize a variable; return None if the program is infeasible.
 
         Raises:
-            UnsolvedError: if no method solves the program, which happens once in thousands.
+            UnsolvedError: no method solves the program.
         """
         cost = np.zeros(len(self.variable_upper))
         cost[target] = 1
-        for method in METHODS:
-            with contextlib.suppress(UnsolvedError):
-                return solve_linear(
-                    cost, self.constraints, self.limits, variable_upper=self.variable_upper, solver=method
-                )
-        raise UnsolvedError
+        return solve_linear(cost, self.constraints, self.limits, variable_upper=self.variable_upper)
 
 
 class LayerRelaxation:
@@ -91,7 +85,8 @@ class LayerRelaxation:
         ]
         self.avoided_ns = {self._share[op]: copy_ns for op, copy_ns in graph.weight_copies.items()}
         self._add_availability()
-        self._with_cells = [(cell, self._add_cell(cell)) for cell in graph.recomputed_cells]
+        for cell in graph.recomputed_cells:
+            self._add_cell(cell)
         self._compute: Constraint = {self._share[op]: ns for op, ns in enumerate(graph.recompute_ns) if ns}
         self._unfused = self._add_unfused()
         for gap in graph.gaps:
@@ -163,8 +158,8 @@ class LayerRelaxation:
                 self._add_hidden(overlapping, [(share[op], overlapping.keys()), *each], ns)
                 self._compute[share[op]] = self._compute.get(share[op], 0) + ns
 
-    def _add_cell(self, cell: RecomputedCell) -> dict[int, int]:
-        """Add a recomputed cell; return, by operator, the variable of the fraction recomputed with the cell."""
+    def _add_cell(self, cell: RecomputedCell) -> None:
+        """Add a recomputed cell, and the fraction of each operator that is recomputed with it."""
         program, graph, share = self.program, self.graph, self._share
         is_recomputed = program.add_variable(1)
         with_cell = {op: program.add_variable(1) for op in cell.ops}
@@ -186,7 +181,6 @@ class LayerRelaxation:
         for op, tensor in graph.reads:
             if op in with_cell and tensor in cell.tensors:
                 program.add_constraint({with_cell[op]: 1, with_cell[graph.producers[tensor]]: -1})
-        return with_cell
 
     def _add_held(self, cell: RecomputedCell, is_recomputed: int, with_cell: Mapping[int, int]) -> None:
         """Add that no swap frees what backward holds under no name, with or without recompute of the cell."""
@@ -201,14 +195,10 @@ class LayerRelaxation:
 
     def _add_gap(self, gap: CommunicationGap) -> None:
         """Add a communication gap of backward, and the time that it hides."""
-        producers, reads = self.graph.producers, self.graph.reads
         in_gap, any_in_gap = self._add_fractions(gap)
-        for cell, with_cell in self._with_cells:
-            before = cell.recomputed_before(gap.read_before, producers, reads)
-            for op in before.intersection(in_gap, with_cell):
-                self.program.add_constraint({in_gap[op]: 1, with_cell[op]: 1, self._share[op]: -1})
-        only_for = [(in_gap[op], ops) for op, ops in gap.only_for(producers, reads).items()]
-        self._add_hidden(in_gap, [(any_in_gap, in_gap.keys()), *only_for], gap.idle_ns)
+        only_for = gap.only_for(self.graph.producers, self.graph.reads)
+        groups = [(any_in_gap, in_gap.keys()), *((in_gap[op], ops) for op, ops in only_for.items())]
+        self._add_hidden(in_gap, groups, gap.idle_ns)
 
     def _add_fractions(self, gap: CommunicationGap) -> tuple[dict[int, int], int]:
         """Return the fraction of each operator that is recomputed in a gap, and of any operator, as variables.

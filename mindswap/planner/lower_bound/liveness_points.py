@@ -28,6 +28,7 @@ from mindswap.simulator.program_builder import build_program
 from mindswap.simulator.step_model import StepModel
 
 NEVER = 2**62  # after every operator
+NUM_SHARES = 65  # of waiting tensors that are kept: for each of them the point with the highest memory is found
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ class Liveness:
         kind, is_layer = self.program.ops.kind[begin:end], self.program.ops.layer[begin:end] >= 0
         last_forward = int(np.flatnonzero((kind == OpKind.FORWARD) & is_layer).max(initial=-1))
         points = []
-        for position in upper_hull(self.waiting_bytes[begin:end], self.fixed_bytes[begin:end]):
+        for position in highest_points(self.waiting_bytes[begin:end], self.fixed_bytes[begin:end]):
             op = begin + position
             num_pending = Counter(layer for (layer, _), (first, last) in self.pairs.items() if first < op < last)
             min_pending: dict[Hashable, int] = {}
@@ -195,21 +196,7 @@ def _fixed_bytes(begin: np.ndarray, end: np.ndarray, program: Program, unmoved: 
     return alive_bytes(begin[counts], end[counts], intervals.size_bytes[counts], len(program.ops))
 
 
-def upper_hull(xs: np.ndarray, ys: np.ndarray) -> list[int]:
-    """Return the positions of points that maximize `share * x + y` for some share from 0 to 1."""
-    order = np.lexsort((-xs, -ys))
-    max_x = np.maximum.accumulate(xs[order])
-    order = order[np.append(True, max_x[1:] > max_x[:-1])]  # y decreases, so only a larger x counts
-    points = dict(zip(order.tolist(), zip(xs[order].tolist(), ys[order].tolist(), strict=True), strict=True))
-    hull: list[int] = []
-    for position, (x, y) in points.items():
-        while len(hull) > 1:
-            (x1, y1), (x2, y2) = points[hull[-2]], points[hull[-1]]
-            if (y1 - y2) * (x - x2) <= (y2 - y) * (x2 - x1):
-                break
-            hull.pop()
-        hull.append(position)
-    # The share is at most 1: drop points that gain less x than they lose y.
-    while len(hull) > 1 and sum(points[hull[-1]]) <= sum(points[hull[-2]]):
-        hull.pop()
-    return hull
+def highest_points(xs: np.ndarray, ys: np.ndarray) -> list[int]:
+    """Return the positions of points that maximize `share * x + y` for some of many shares from 0 to 1."""
+    shares = np.linspace(1, 0, NUM_SHARES)
+    return list(dict.fromkeys(int(np.argmax(share * xs + ys)) for share in shares))

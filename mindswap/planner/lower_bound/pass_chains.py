@@ -23,8 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import numpy as np
-
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.schedules.rounds import PassWork
@@ -82,25 +80,16 @@ def pass_times(model: StepModel) -> dict[PassKey, PassTimes]:
 
 def _times(stage_pass: StagePass, piece: int) -> PassTimes:
     """Return the times of a pass for a sequence piece."""
-    latencies = (
-        _latency(stage_pass, piece, COMPUTE),
-        _latency(stage_pass, piece, NETWORK),
-        _latency(stage_pass, piece, RECEIVED),
-    )
-    busy_ns = int(_durations_ns(stage_pass, piece)[stage_pass.ops.kind < OpKind.COLLECTIVE].sum())
+    pieces_ns = stage_pass.ops.piece_ns
+    durations_ns = pieces_ns[:, min(piece, pieces_ns.shape[1] - 1)]
+    latencies = tuple(_latency(stage_pass, durations_ns.tolist(), source) for source in (COMPUTE, NETWORK, RECEIVED))
+    busy_ns = int(durations_ns[stage_pass.ops.kind < OpKind.COLLECTIVE].sum())
     return PassTimes(latencies, busy_ns, stage_pass.receive, stage_pass.send)
 
 
-def _durations_ns(stage_pass: StagePass, piece: int) -> np.ndarray:
-    """Return the durations of the operators for a sequence piece."""
-    pieces_ns = stage_pass.ops.piece_ns
-    return pieces_ns[:, min(piece, pieces_ns.shape[1] - 1)]
-
-
-def _latency(stage_pass: StagePass, piece: int, source: int) -> PassLatency:
+def _latency(stage_pass: StagePass, durations_ns: Sequence[int], source: int) -> PassLatency:
     """Return the longest paths from the time at which a stream is free, or a tensor is received."""
     kinds, waits = stage_pass.ops.kind.tolist(), stage_pass.ops.wait_op.tolist()
-    durations_ns = _durations_ns(stage_pass, piece).tolist()
     free_ns = [NEVER_NS] * 3
     free_ns[source] = 0
     ends_ns = [NEVER_NS] * (len(kinds) + 1)  # the last one stands for no operator

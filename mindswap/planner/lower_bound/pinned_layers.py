@@ -10,15 +10,15 @@ Every policy that a plan with pins may have leaves the pinned names alone, and t
 - functions of a cell that may not be recomputed are not recomputed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from mindswap.graph.analysis.saved_tensors import Label
 from mindswap.graph.model import Node
 from mindswap.graph.passes.gather import is_gathering
+from mindswap.planner.lower_bound.captured_layer import CapturedLayer, closure
 from mindswap.planner.lower_bound.inputs import BoundInputs
 from mindswap.planner.lower_bound.tensor_graph import TensorGraph
-from mindswap.planner.lower_bound.tensor_reads import closure, storages
 from mindswap.planner.problem import Allow
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, Treatment, resolve_layer
@@ -52,17 +52,18 @@ class _PinnedLayer:
     """
 
     def __init__(self, model: StepModel, allow: Allow, kind: int, tensor_graph: TensorGraph):
-        self.model, self.kind, self.tensor_graph = model, kind, tensor_graph
-        self.graph = model.captured.graph
-        tree, self.layer_index = model.captured.trees[kind], model.captured.sample.layer_map.index(kind)
-        self.pinned = allow.pinned_names(tree)
-        self.decisions: LayerDecisions = resolve_layer(model.layers.fixed or Policy(), self.layer_index, tree)
-        self.nodes = [self.graph.index.forward_nodes[name] for name in tensor_graph.op_names]
+        self.model, self.graph, self.tensor_graph = model, model.captured.graph, tensor_graph
+        self.layer = CapturedLayer(model.with_fixed_policy(None), kind)
+        self.pinned = allow.pinned_names(model.captured.trees[kind])
+        fixed = model.layers.fixed or Policy()
+        self.decisions: LayerDecisions = resolve_layer(fixed, self.layer.layer_index, model.captured.trees[kind])
 
     def restricted(self) -> TensorGraph:
         """Return the tensor graph with the restrictions of the pins."""
         graph = self.tensor_graph
-        never_recomputed = {op for op, node in enumerate(self.nodes) if self._is_left_alone(node, Treatment.RECOMPUTE)}
+        never_recomputed = {
+            op for op, node in enumerate(self.layer.nodes) if self._is_left_alone(node, Treatment.RECOMPUTE)
+        }
         for cell in graph.recomputed_cells:
             never_recomputed |= cell.functions if self._is_left_alone_cell(cell.path) else set()
         return replace(
@@ -95,56 +96,40 @@ class _PinnedLayer:
 
     def _always_recomputed(self) -> frozenset[int]:
         """Return the operators pinned to recompute that backward needs, and those pinned that they read in turn."""
-        graph, rewritten = self.tensor_graph, self.model.layers.rewritten(Policy(), self.layer_index)
+        graph, rewritten = self.tensor_graph, self.model.layers.rewritten(Policy(), self.layer.layer_index)
         recomputed = rewritten.index.duplicates.keys() - self.graph.index.duplicates.keys()
         pinned = {
             op
-            for op, node in enumerate(self.nodes)
+            for op, node in enumerate(self.layer.nodes)
             if node.name in recomputed and self._treatments(node) == {Treatment.RECOMPUTE}
         }
         read_in_backward = {graph.producers[tensor] for tensor in graph.saved - graph.gathered}
         inputs = {op: producers & pinned for op, producers in graph.inputs.items()}
         return closure(pinned & read_in_backward, inputs)
 
-    def _holders(self) -> dict[int, list[Node]]:
-        """Return, by tensor, the operators through which its storage is held, in whatever layer."""
-        keys = [
-            (node.name, index)
-            for node in self.nodes
-            for index, tensor_type in enumerate(node.outputs)
-            if tensor_type.size_bytes
-        ]
-        tensors = {key: position for position, key in enumerate(keys)}
-        holders: dict[int, list[Node]] = {position: [] for position in range(len(keys))}
-        for node in self.graph.forward:
-            own_keys = ((node.name, index) for index in range(len(node.outputs)))
-            for key in {*own_keys, *storages(self.graph, (node.name,))} & tensors.keys():
-                holders[tensors[key]].append(self.graph.owner(node))
-        return holders
-
     def _never_swapped(self) -> frozenset[int]:
-        def is_left_alone(holders: Iterable[Node]) -> bool:
-            nameable = [node for node in holders if self.model.names.can_name(node)]
-            return all(
-                node.layer_index == self.kind and self._is_left_alone(node, Treatment.OFFLOAD) for node in nameable
-            )
+        def is_left_alone(tensor: int) -> bool:
+            owners = map(self.graph.owner, self.layer.holders.get(tensor, ()))
+            nameable = (node for node in owners if self.model.names.can_name(node))
+            return all(n.layer_index == self.layer.kind and self._is_left_alone(n, Treatment.OFFLOAD) for n in nameable)
 
-        return frozenset(tensor for tensor, holders in self._holders().items() if is_left_alone(holders))
+        own_tensors = set(self.layer.tensors.values()) - self.layer.boundary_inputs
+        return frozenset(filter(is_left_alone, own_tensors))
 
     def _always_swapped(self) -> frozenset[int]:
         graph, copied = self.tensor_graph, self._copied_labels()
         return frozenset(
             tensor
             for tensor in graph.saved - graph.gathered - graph.tuple_members
-            if graph.producers[tensor] < len(self.nodes)
-            and copied.get(self.model.layers.labels(self.nodes[graph.producers[tensor]]), False)
-            and self._treatments(self.nodes[graph.producers[tensor]]) == {Treatment.OFFLOAD}
+            if graph.producers[tensor] < len(self.layer.nodes)
+            and copied.get(self.model.layers.labels(self.layer.nodes[graph.producers[tensor]]), False)
+            and self._treatments(self.layer.nodes[graph.producers[tensor]]) == {Treatment.OFFLOAD}
         )
 
     def _copied_labels(self) -> Mapping[Label, bool]:
         """Return, by label of a tensor, whether it is the only one of that label that is saved, and is copied."""
         copied: dict[Label, bool] = {}
-        for tensor in self.model.layer_block(Policy(), self.layer_index).tensors:
+        for tensor in self.model.layer_block(Policy(), self.layer.layer_index).tensors:
             if tensor.is_forward and tensor.role is None and tensor.uses.first_backward != NO_OP:
                 copied[tensor.label] = tensor.label not in copied and tensor.num_copies > 0
         return copied

@@ -65,19 +65,11 @@ def min_step_ns(bound_inputs: BoundInputs, budget_bytes: int, host_bytes: int, a
     return min_ns
 
 
-def least_budget_bytes(bound_inputs: BoundInputs, host_bytes: int, allow: Allow, step_ns: float = math.inf) -> int:
-    """Return a lower bound of the device memory of all policies, or of all policies within a step time.
-
-    Args:
-        bound_inputs: as in `min_step_ns`.
-        host_bytes: as in `min_step_ns`.
-        allow: as in `min_step_ns`.
-        step_ns: limit of the step time, at least that of keeping everything.
-    """
+def least_budget_bytes(bound_inputs: BoundInputs, host_bytes: int, allow: Allow) -> int:
+    """Return a lower bound of the device memory of all policies; arguments as of `min_step_ns`."""
     program = LinearProgram()
     budget_bytes = program.add_variable()
-    times = _add_step(program, bound_inputs, budget_bytes, host_bytes, allow)
-    program.variable_upper[times.step_ns] = step_ns
+    _add_step(program, bound_inputs, budget_bytes, host_bytes, allow)
     with contextlib.suppress(UnsolvedError):
         if solution := program.solve(budget_bytes):
             return _floor_to_int(solution.cost)
@@ -175,7 +167,7 @@ def _add_stage(program: LinearProgram, bound_inputs: BoundInputs, position: int,
             out_ns, back_ns = transfers.copy_out_ns(size), transfers.copy_in_ns(size)
             is_saved_name, is_gathered = tensor in tensor_graph.boundary_inputs, tensor in tensor_graph.gathered
             # The stage may hold the output for another chunk of its own; leaving it out only lowers the bound.
-            is_sent = layers.is_sent and tensor in tensor_graph.read_by_next
+            is_sent = layers.is_sent and tensor in tensor_graph.outputs
             num_here = num_boundary if is_saved_name else num_in_flight_copies
             sums.kept_bytes[is_kept] = sums.kept_bytes[is_late] = (num_gathered if is_gathered else num_here) * size
             sums.host_bytes[is_swapped] = num_here * size
@@ -202,11 +194,11 @@ def _add_waits(
     otherwise only the first one.
     """
     stage = bound_inputs.stages[position]
-    gaps = [stage.window_ns, *stage.later_windows_ns]
+    windows_ns = [stage.window_ns, *stage.later_windows_ns]
     if len(bound_inputs.stages) == 1:
-        gaps += [stage.window_ns] * (bound_inputs.num_micro_batches - len(gaps))
+        windows_ns += [stage.window_ns] * (bound_inputs.num_micro_batches - len(windows_ns))
     waits: Constraint = {}
-    for window_ns, number in Counter(gaps).items():
+    for window_ns, number in Counter(windows_ns).items():
         wait_ns = program.add_variable()
         program.add_constraint({**out_before_peak_ns, wait_ns: -1}, window_ns)
         waits[wait_ns] = number

@@ -10,6 +10,8 @@ from mindswap.simulator.timeline import Timeline
 
 # Minimum gain of a policy entry in ppm of the step time, to keep plans readable.
 ENTRY_PPM = 100
+# Before the first simulation: worse than every other.
+NO_SCORE = Score(2**62, 2**62, 2**62, 2**62)
 
 # Called after each simulation; may raise `Stop`.
 Progress = Callable[[], None]
@@ -46,7 +48,7 @@ class Search:
         progress: called after each simulation.
 
     Attributes:
-        best: best assignment so far; None before the first simulation.
+        best: best assignment so far: it fits, or comes closest; everything kept before the first simulation.
         best_score: its score.
         num_evaluations: number of simulations.
         enough_ns: step time at which the search may end; 0 without one.
@@ -56,33 +58,22 @@ class Search:
         self.stage_problem = stage_problem
         self.max_evaluations = max_evaluations
         self.progress = progress
-        self.best: np.ndarray | None = None
-        self.best_score: Score | None = None
+        self.best = np.zeros(stage_problem.costs.copy_ns.shape, np.int64)
+        self.best_score = NO_SCORE
         self.num_evaluations = 0
         self.enough_ns = 0
         self._known: dict[bytes, Score] = {}
 
     @property
     def is_exhausted(self) -> bool:
-        """Return whether the limit of simulations is reached, or the best assignment is good enough."""
-        return self.num_evaluations >= self.max_evaluations or self.has_enough
+        """Return whether the limit of simulations is reached, or an assignment fits and is fast enough."""
+        has_enough = self.fits and self.best_score.cost_ns <= self.enough_ns
+        return self.num_evaluations >= self.max_evaluations or has_enough
 
     @property
     def fits(self) -> bool:
         """Return whether the best assignment fits."""
-        return self.best_score is not None and self.best_score.fits
-
-    @property
-    def nearest(self) -> np.ndarray:
-        """Return the best assignment, which fits or comes closest."""
-        if self.best is None:  # a search begins with a simulation
-            raise AssertionError("a search without a simulation")
-        return self.best
-
-    @property
-    def has_enough(self) -> bool:
-        """Return whether an assignment fits and is fast enough."""
-        return self.best_score is not None and self.fits and self.best_score.cost_ns <= self.enough_ns
+        return self.best_score.fits
 
     def score(self, assignment: np.ndarray) -> Score:
         """Return the score of an assignment, simulated unless cached."""
@@ -93,16 +84,14 @@ class Search:
         """Simulate an assignment."""
         timeline = self.stage_problem.timeline(assignment)
         score = self.stage_problem.score(timeline)
-        score = replace(score, cost_ns=score.step_time_ns + _num_entries(assignment) * self._entry_ns(score))
+        entry_ns = score.step_time_ns * ENTRY_PPM // 1_000_000
+        score = replace(score, cost_ns=score.step_time_ns + _num_entries(assignment) * entry_ns)
         self.num_evaluations += 1
         self._known[assignment.tobytes()] = score
-        if self.best_score is None or score < self.best_score:
+        if score < self.best_score:
             self.best, self.best_score = assignment.copy(), score
         self.progress()
         return score, timeline
-
-    def _entry_ns(self, score: Score) -> int:
-        return score.step_time_ns * ENTRY_PPM // 1_000_000
 
 
 def _num_entries(assignment: np.ndarray) -> int:

@@ -37,8 +37,8 @@ def test_the_facts_of_one_stage():
     assert (stage.peak_bytes, model.static[0].total_bytes) == (8 * MB, 0)
     assert (stage.window_ns, stage.idle_ns, stage.work_ns) == (21_000, 0, 23_000 + 24_000)
     assert [(each.fixed_bytes, each.waiting, each.is_past_forward) for each in stage.liveness_points] == [
-        (3 * MB, {first: 1, second: 0}, True),
         (1 * MB, {first: 1, second: 1}, True),
+        (3 * MB, {first: 1, second: 0}, True),
     ]
 
 

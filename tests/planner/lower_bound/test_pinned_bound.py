@@ -9,7 +9,7 @@ import pytest
 
 from mindswap.errors import PlanError
 from mindswap.features.plan import StepPlanner
-from mindswap.planner.build_plan import BoundError, plan_of
+from mindswap.planner.build_plan import BoundError, Bounds, plan_of
 from mindswap.planner.catalog import Catalog
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_assignments import LayerAssignments
@@ -210,4 +210,6 @@ def test_a_plan_below_its_bound_is_an_error_that_names_itself(changed, message):
     stage = replace(planner.bound_inputs.stages[0], **changed)
     wrong, problem = replace(planner.bound_inputs, stages=(stage,)), problem_of(planner)
     with pytest.raises(BoundError, match=message):
-        plan_of(problem, wrong, 1, Policy(), evaluate(problem, Policy()), compared=(), num_evaluations=0)
+        plan_of(
+            problem, Bounds.of(wrong, problem), 1, Policy(), evaluate(problem, Policy()), compared=(), num_evaluations=0
+        )

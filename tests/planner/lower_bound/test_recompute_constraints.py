@@ -135,30 +135,6 @@ def test_what_is_read_as_a_function_is_kept_or_runs_again_with_its_cell():
     )
 
 
-def test_what_runs_again_with_a_cell_stands_before_what_backward_has_read_of_it():
-    """The second tensor, of 50 bytes, is made of the first, of 100, and of the third, a cast of a weight, of 20.
-
-    All run again with their cell, in 30 and 10 ns, to make half of 340 bytes free. Backward reads the second before a
-    window of 7 ns, so in half of the layers all three stand before it; the third cannot be kept there for the second,
-    and made again in the window for the others. Without it, 170 of 300 bytes run again in 34 ns.
-    """
-    window = CommunicationGap(7, (2,), frozenset({2}), frozenset({1}))
-    every, reads = frozenset({0, 1, 2}), ((1, 0), (1, 2))
-    tensor_graph = TensorGraph(
-        (100, 50, 20), (0, 1, 2), every, frozenset(), reads, (10, 20, 10), (0,) * 3, gaps=(window,)
-    )
-    cell = RecomputedCell(every, every, frozenset({0, 1}))
-    loose = TensorGraph(**{**vars(tensor_graph), "recomputed_cells": (cell,)})
-    assert bound(bound_inputs(loose), 170, Allow(swap=False)) == 1000 + 40 - 7
-    known = replace(cell, of_weights=frozenset({2}))
-    strict = TensorGraph(**{**vars(tensor_graph), "recomputed_cells": (known,)})
-    assert bound(bound_inputs(strict), 170, Allow(swap=False)) == 1000 + 34
-    of_graph = strict.producers, strict.reads
-    assert known.recomputed_before(frozenset({1}), *of_graph) == every
-    assert known.recomputed_before(frozenset({0, 2}), *of_graph) == {0}
-    assert cell.recomputed_before(frozenset({1}), *of_graph) == {0, 1}
-
-
 def test_what_hides_beside_communication_hides_where_it_runs_again():
     """All of the first tensor runs again, in 5 ns of communication, beside which a half of the second does: 10 ns.
 
