@@ -62,7 +62,7 @@ def test_a_plan_that_the_compiler_does_not_follow_is_refused(monkeypatch):
     monkeypatch.setattr(plan_dry_run, "ask", lambda *_: Answer(1, {"ok": False, "layers": [faulty, faulty]}, ""))
     verdict = verify_plan(no_plan())
     assert verdict.is_refused
-    assert verdict.text.endswith("asks; one way: Default/linear_fc1/Cast; without effect: linear_qkv.matmul")
+    assert verdict.text.endswith("follow the plan; one way: Default/linear_fc1/Cast; without effect: linear_qkv.matmul")
 
 
 def test_a_swap_between_unlike_layers_is_left_out_where_it_has_no_effect(monkeypatch):
@@ -92,7 +92,9 @@ def test_what_is_left_out_is_left_out_of_its_layers_alone():
     assert left.policy.op_swap == (OpSwap(r"mlp\.relu", Layers(1, 2, 3), 4),)
     assert left.peak_bytes == evaluate(problem, left.policy).peak_bytes
     assert plan.without_swaps({0: {"mlp.relu"}}) is None  # recompute of an operator, by its name
-    tight = replace(plan, problem=replace(problem, budget_bytes=left.peak_bytes - 1))
+    budget_bytes = left.peak_bytes - 1
+    made = replace(plan.plan, budget_bytes=budget_bytes)
+    tight = replace(plan, problem=replace(problem, budget_bytes=budget_bytes), plan=made)
     assert tight.without_swaps({0: {r"mlp\.relu"}, 1: {r"attn\.exp"}}) is None
 
 
