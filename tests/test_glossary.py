@@ -13,13 +13,22 @@ REPLACED = {
     "host 内存": "主机内存",
     "设备内存": "显存",
     "你": "您",
+    "换出": "卸载",
+    "换回": "预取",
+    "核函数": "kernel",
+    "显存池": "内存池",
+    "放得下": "装得下",
+    "放不下": "装不下",
+    "流水线阶段": "stage",
+    "整层重计算": "完全重计算",
 }
-# Others change these two pages now.
-EXEMPT = ("mindformers_2x.zh.md",)
+# The glossary names the words that are replaced; the page of 2.x has `内核`.
+EXEMPT = ("glossary.zh.md", "mindformers_2x.zh.md")
 
 
 def rows(name: str) -> list[list[str]]:
-    lines = (ROOT / "docs" / name).read_text("utf-8").splitlines()
+    """Return the cells of the first table of a page."""
+    lines = (ROOT / "docs" / name).read_text("utf-8").partition("\n## ")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][2:]
 
 

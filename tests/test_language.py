@@ -32,8 +32,8 @@ COMMAND_LINE = r"(mindswap|docker|ulimit|--[a-z-]+) [^；]*"
 NAMES = r"\bdry run\b|rotary cos"
 # Terms that are also other words: `mindswap plan`, the rule `overlap`, the kernel of the system.
 AMBIGUOUS = {"plan", "overlap", "kernel"}
-# Texts with a word of the glossary in another meaning: an activation function, a cell of a table.
-OTHER_MEANING = ("no such activation", "activation functions", "shards them", "added to every cell")
+# Texts with a word of the glossary in another meaning: an activation function, a cell of a table, a script.
+OTHER_MEANING = ("no such activation", "activation functions", "shards them", "added to every cell", "own entry")
 
 
 def load_tool(name):
@@ -130,14 +130,14 @@ def test_check_prints_chinese_and_json_stays_english(monkeypatch, capsys):
     path = str(ROOT / "docs" / "mistakes.yaml")
     assert main(["check", path]) == 1
     shown = capsys.readouterr().out.splitlines()
-    assert f"{path}:4:26: 错误: context.memory_optimize_level：'O1'，但换出需要 O0 [memory-optimize-level]" in shown
+    assert f"{path}:4:26: 错误: context.memory_optimize_level：'O1'，但 SWAP 需要 O0 [memory-optimize-level]" in shown
     assert "    允许：   0 到 3（num_layers: 4）" in shown
     assert shown[-1] == "4 个错误，1 个警告；按 MindFormers 1.9（静态图模式）读取"
     assert main(["check", "--json", path]) == 1
     data = json.loads(capsys.readouterr().out)
     assert data["problems"][0]["message"] == "context.memory_optimize_level: 'O1', but swap needs O0"
     assert main(["convert", "--to", "index", path]) == 1
-    assert "错误: swap_config.swap：换出已打开" in capsys.readouterr().err
+    assert "错误: swap_config.swap：SWAP 已打开" in capsys.readouterr().err
 
 
 def test_errors_are_in_chinese(monkeypatch, capsys):
@@ -149,7 +149,7 @@ def test_errors_are_in_chinese(monkeypatch, capsys):
 def test_child_processes_print_chinese_but_for_those_that_are_read(monkeypatch):
     language.set_language({"LANG": "zh_CN.UTF-8"})
     code = "from mindswap.system.streams import print_text; print_text('nothing fits')"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "都放不下\n"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "都装不下\n"
     monkeypatch.setenv("MINDSWAP_LANG", "zh")
     answer = ask(["check", "--json", "--ignore", "nonsense", str(ROOT / "docs" / "mistakes.yaml")])
     assert answer.error.startswith("--ignore nonsense: there is no such rule")
@@ -179,12 +179,12 @@ def test_english_reads_no_catalogue(monkeypatch):
 @pytest.mark.parametrize(
     ("english", "expected"),
     [
-        ("with states on the card no plan found fits", "状态在卡上时没有找到放得下的方案"),
-        ("     17.8 ms  offload (D2H) of ffn.rcast, layers 1-2", "     17.8 ms  ffn.rcast 的换出（D2H），第 1-2 层"),
+        ("with states on the card no plan found fits", "状态在卡上时没有找到装得下的方案"),
+        ("     17.8 ms  offload (D2H) of ffn.rcast, layers 1-2", "     17.8 ms  ffn.rcast 的卸载（D2H），第 1-2 层"),
         ("rank 0, peak: backward, after the layers: Mul-op0", "rank 0，峰值：反向，各层之后：Mul-op0"),
-        ("swapped attention.mul: 2 B float16[1, 32], prefetch 10", "换出 attention.mul：2 B float16[1, 32]，预取 10"),
-        ("[layers 0-1, 4] (x3) on stages 0-1", "[第 0-1, 4 层]（x3），位于流水线阶段 0-1"),
-        ("[   0 s] preparing stand-ins for CANN's libraries", "[   0 s] 准备 CANN 库的替身"),
+        ("swapped attention.mul: 2 B float16[1, 32], prefetch 10", "卸载 attention.mul：2 B float16[1, 32]，预取 10"),
+        ("[layers 0-1, 4] (x3) on stages 0-1", "[第 0-1, 4 层]（x3），位于 stage 0-1"),
+        ("[   0 s] preparing stand-ins for CANN's libraries", "[   0 s] 准备 CANN 桩库"),
     ],
 )
 def test_a_line_is_translated_in_full_or_not_at_all(chinese, english, expected):
@@ -233,10 +233,10 @@ def test_no_line_of_an_example_of_a_page_is_translated_in_part(chinese):
 def test_columns_of_a_table_are_aligned(chinese):
     table = format_table(("simulated", "step time"), [("your file", "8.71 s"), ("plan", "10.9 s")])
     assert table.splitlines() == [
-        "仿真      单步耗时",
-        "--------  --------",
-        "您的文件    8.71 s",
-        "plan        10.9 s",
+        "仿真    单步耗时",
+        "------  --------",
+        "原配置    8.71 s",
+        "plan      10.9 s",
     ]
     assert len({display_width(line) for line in table.splitlines()}) == 1
 
@@ -271,7 +271,7 @@ def test_a_line_of_many_clauses_is_matched_a_few_times_for_each(chinese):
 
 def test_chinese_is_not_translated_again(chinese):
     once = chinese.translate_line("context.jit_level: 'O2', but swap needs O0 or O1")
-    assert "换出需要" in once and chinese.translate_line(once) == once
+    assert "SWAP 需要" in once and chinese.translate_line(once) == once
 
 
 def test_a_text_of_a_module_is_found_once_a_line():
