@@ -145,8 +145,12 @@ def test_the_page_of_plan_shows_the_end_of_the_planned_file():
 
 @pytest.mark.parametrize("page", ENGLISH)
 def test_both_languages_have_the_same_examples(page):
+    """But for the comments of commands, which are translated."""
     for language in ("bash", "console", "python", "text", "yaml"):
-        assert blocks(page, language) == blocks(TOOL.chinese(page), language)
+        english, chinese = blocks(page, language), blocks(TOOL.chinese(page), language)
+        if language == "bash":
+            english, chinese = ([re.sub(r"\s+# .*", "", block) for block in each] for each in (english, chinese))
+        assert english == chinese
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -98,6 +98,17 @@ def test_translations_have_the_terms_of_the_glossary():
     assert [(word, text) for _, _, text in ENTRIES for word in REPLACED if word in text] == []
 
 
+def test_the_glossary_has_the_labels_as_they_are_printed(chinese):
+    """The pages show English outputs: a Chinese reader finds the words of the screen in this table."""
+    table = (ROOT / "docs" / "glossary.zh.md").read_text("utf-8").partition("## 输出中的标签")[2]
+    labels = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines() if line.startswith("| ")][
+        2:
+    ]
+    assert len(labels) > 60
+    printed = [[english, chinese.labels.get(english) or chinese.translate_cell(english)] for english, _ in labels]
+    assert labels == printed
+
+
 @pytest.mark.skipif(shutil.which("msgfmt") is None, reason="no gettext here")
 def test_the_catalogue_is_one_of_gettext(tmp_path):
     done = subprocess.run(["msgfmt", "--check-format", "-o", tmp_path / "x.mo", CATALOGUE], capture_output=True)

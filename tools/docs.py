@@ -59,12 +59,18 @@ KEEPS = ("README.md", PLAN, "^your file .* # GiB, ")
 FOUND = PICTURES["inspect_case4.png"]
 SENTENCES = (
     ("README.md", "cards needs # GiB a card", "每卡需要 # GiB", *KEEPS),
-    ("README.md", "^# % longer. With", "每步多花 #%", "README.md", PLAN, "^full recompute .*[+]# %"),
-    ("README.md", "takes only # % longer", "只多花 #%", "README.md", PLAN, "^this plan .*[+]# %"),
-    ("README.md", "memory of this plan is # MiB there", "这个方案 # MiB", *DRY_RUN, r"^0 \(0\) +# MiB"),
-    ("README.md", r"^\(simulated: #\)", "（仿真为 #）", *DRY_RUN, r"^0 \(0\) .* # MiB +[-+]"),
-    ("README.md", "and # MiB with all activations kept", "全部保留 # MiB", *DRY_RUN_KEPT, r"^0 \(0\) +# MiB"),
-    ("README.md", "^a step is # % shorter", "每步缩短 #%", *RECIPE, r"30b_a3b_4k.*as written .* # % \| [\d.]+ % \|$"),
+    ("README.md", "^# % longer. With", "单步耗时增加 #%；采用", "README.md", PLAN, "^full recompute .*[+]# %"),
+    ("README.md", "takes only # % longer", "单步耗时只增加 #%", "README.md", PLAN, "^this plan .*[+]# %"),
+    ("README.md", "memory of this plan is # MiB there", "采用该方案时峰值为 # MiB", *DRY_RUN, r"^0 \(0\) +# MiB"),
+    ("README.md", r"^\(simulated: #\)", "（仿真值 # MiB）", *DRY_RUN, r"^0 \(0\) .* # MiB +[-+]"),
+    ("README.md", "and # MiB with all activations kept", "保留全部激活值则为 # MiB", *DRY_RUN_KEPT, r"^0 \(0\) +# MiB"),
+    (
+        "README.md",
+        "^a step is # % shorter",
+        "单步耗时缩短 #%",
+        *RECIPE,
+        r"30b_a3b_4k.*as written .* # % \| [\d.]+ % \|$",
+    ),
     ("README.md", r"from \[# dry runs", r"与 \[# 次 dry run", *SET, r"both figures \(# stages\)"),
     (
         "README.md",
@@ -80,7 +86,7 @@ SENTENCES = (
     (
         "README.md",
         r"`simulate` is # % off on average from \[published",
-        r"可信程度\)平均相差 #%",
+        r"仿真精度\)平均相差 #%",
         *PUBLISHED,
     ),
     ("docs/simulate.md", "Time.*: # % off", "Atlas 800T A2 上平均相差 #%", *PUBLISHED),
