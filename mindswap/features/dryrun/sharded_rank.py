@@ -6,10 +6,11 @@ Nothing of this runs: HyperParallel, which does it, is not on PyPI. Counted are
   parallelism and its own FSDP, all others by those of FSDP;
 - weights that are all-gathered at once: of a layer and the next one, which MindFormers prefetches; of all layers if
   they stay gathered after forward (`reshard_after_forward_policy`, with pipeline stages by default);
-- in backward the gradients of a layer before they are reduced.
+- in backward the gradients of two layers before they are reduced: those of a layer are reduced while backward of the
+  one below it runs.
 
 Activations are those of the dry run. It is an upper limit. From the second micro-batch on all gradients are there; if
-only one runs, those of a part of backward are counted as reduced if they were there when the part began (see
+only one runs, those of a part of backward are counted as reduced if they were there when the part before began (see
 `TrainerStep.backward_profile`), and where no parts were measured, none.
 """
 
@@ -17,9 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.config.nodes import Document
+from mindswap.config.nodes import Document, is_int
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun.trainer_step import TrainerStep
+from mindswap.units import format_count
 
 
 @dataclass(frozen=True)
@@ -70,34 +72,57 @@ def read_shards(document: Document, num_cards: int | None) -> Shards | None:
         num_cards: cards of the training.
 
     Raises:
-        LaunchError: the parallel sizes do not fit the cards.
+        LaunchError: the parallel sizes do not fit the cards, or each other.
     """
     sizes = {name: document.count("parallelism", f"{name}_parallel") for name in ("tensor", "context", "pipeline")}
     experts = document.count("parallelism", "expert_parallel")
-    if num_cards is None:
+    if num_cards is None or num_cards == 1:  # one process divides nothing, and MindFormers asks for nothing
         return None
     data = num_cards // (sizes["tensor"] * sizes["context"] * sizes["pipeline"])
     size = document.value("parallelism", "data_parallel_shard")
-    shard = size if isinstance(size, int) and size > 0 else data
+    # MindFormers takes the number of replicas from the size, rounded down, and then the size from it.
+    shard = data // max(data // size, 1) if is_int(size) and size > 0 else data
     fsdp = shard * sizes["context"]
     region = fsdp * sizes["tensor"]
     if data % shard or region % experts:
         raise LaunchError(
-            f"{document.location_of('parallelism')}: parallelism: with {num_cards} cards there are {data} data "
-            f"parallel ranks, which data_parallel_shard {shard} and expert_parallel {experts} do not divide\n"
-            "    allowed: data_parallel_shard divides the data parallel ranks, expert_parallel divides "
-            "data_parallel_shard x context_parallel x tensor_parallel\n    fix:     --cards N, of the training"
+            f"{document.location_of('parallelism')}: parallelism: with {num_cards} cards FSDP has {shard} of {data} "
+            f"data parallel ranks, which does not fit them or expert_parallel {experts}\n"
+            "    allowed: the ranks of FSDP divide the data parallel ranks, expert_parallel divides ranks of FSDP x "
+            "context_parallel x tensor_parallel\n    fix:     --cards N, of the training, or data_parallel_shard: -1"
         )
-    limit = document.value("parallelism", "dense_fsdp_shard_size")
     policy = document.value("parallelism", "reshard_after_forward_policy") or "default"
     shards = Shards(
         num_cards=num_cards,
-        dense=limit if isinstance(limit, int) and limit > 0 else fsdp,
+        dense=_dense_ranks(document, fsdp),
         experts=region if experts > 1 else fsdp,
         expert_parallel=experts,
         is_resharded=policy == "always" or (policy == "default" and sizes["pipeline"] == 1),
     )
     return shards if shards.dense > 1 or shards.experts > 1 else None
+
+
+def _dense_ranks(document: Document, fsdp: int) -> int:
+    """Return the ranks that share what is not of experts: `dense_fsdp_shard_size`, by default all of FSDP.
+
+    Args:
+        document: a configuration of MindFormers 2.x.
+        fsdp: ranks of FSDP, with those of context parallelism.
+
+    Raises:
+        LaunchError: MindFormers rejects it.
+    """
+    keys = "parallelism", "dense_fsdp_shard_size"
+    node = document.get(*keys)
+    size = fsdp if node is None or node.is_null else node.value
+    if is_int(size) and 1 <= size <= fsdp and fsdp % size == 0:
+        return int(size)
+    allowed = ", ".join(str(count) for count in range(1, fsdp + 1) if fsdp % count == 0)
+    raise LaunchError(
+        f"{document.location_of(*keys)}: {'.'.join(keys)}: {size} does not divide the {format_count(fsdp, 'rank')} of "
+        f"FSDP, data_parallel_shard x context_parallel\n"
+        f"    allowed: {allowed}\n    fix:     remove the line: all ranks of FSDP then share these weights"
+    )
 
 
 def compute_rank(step: TrainerStep, shards: Shards, num_micro_batches: int) -> ShardedRank:
@@ -120,14 +145,14 @@ def compute_rank(step: TrainerStep, shards: Shards, num_micro_batches: int) -> S
     states = part(step.state_bytes, expert_states)
     gradients = part(step.gradient_bytes, expert_gradients)
     units = [_gathered_bytes(experts, others, shards) for experts, others in step.unit_bytes]
-    pairs = [sum(units[index : index + 2]) for index in range(len(units))]
-    gathered = max(pairs, default=0) if shards.is_resharded else sum(units)
+    pair = max((sum(units[index : index + 2]) for index in range(len(units))), default=0)
+    gathered = pair if shards.is_resharded else sum(units)
     saved = step.weight_bytes + step.state_bytes - weights - states
     peaks = step.phase_peaks
     forward, backward = peaks["forward"], peaks["backward"]
     if num_micro_batches > 1:
         forward -= step.gradient_bytes - gradients
-        backward -= step.gradient_bytes - gradients - max(units, default=0) * gradient_permille // 1000
+        backward -= step.gradient_bytes - gradients - pair * gradient_permille // 1000
     else:
         backward -= _reduced_bytes(step, min(shards.dense, shards.experts))
     limits = (
@@ -150,11 +175,14 @@ def rank_to_json(rank: ShardedRank) -> dict[str, Any]:
 
 
 def _reduced_bytes(step: TrainerStep, num_shards: int) -> int:
-    """Return by how much the peak of a first backward pass is lower if gradients are reduced after each layer."""
+    """Return by how much the peak of a first backward pass is lower if gradients of a layer are reduced in the next."""
     profile = step.backward_profile
     if not profile:
         return 0
-    reduced = max(peak - (gradients - -(-gradients // num_shards)) for peak, gradients in profile)
+    earlier = [0, *(gradients for _, gradients in profile)]  # those of the part before may not be reduced yet
+    reduced = max(
+        peak - (gradients - -(-gradients // num_shards)) for (peak, _), gradients in zip(profile, earlier, strict=False)
+    )
     return max(peak for peak, _ in profile) - reduced
 
 

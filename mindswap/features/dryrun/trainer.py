@@ -174,6 +174,7 @@ def extrapolate(low: TrainerStep, high: TrainerStep, num_layers: int) -> Trainer
         high,
         num_layers=num_layers,
         phase_peaks={phase: on_line(peak, high.phase_peaks[phase]) for phase, peak in low.phase_peaks.items()},
+        unit_bytes=_units_of_all(low.num_layers, high, num_layers),
         added_by_layer=(),
         added_by_cell=(),
         wrappers=(),
@@ -182,6 +183,23 @@ def extrapolate(low: TrainerStep, high: TrainerStep, num_layers: int) -> Trainer
         copies=copies,
         **sizes,
     )
+
+
+def _units_of_all(num_low: int, high: TrainerStep, num_layers: int) -> tuple[tuple[int, int], ...]:
+    """Return the units of FSDP with more layers: each added one is as large as the largest between both depths.
+
+    Args:
+        num_low: layers of the run with fewer layers.
+        high: the step with more layers; its units are the one before the layers, the layers, those for multi-token
+            prediction, and the one after them.
+        num_layers: layers of the full model.
+    """
+    above = high.unit_bytes[num_low + 1 : high.num_layers + 1]
+    if not above:
+        return high.unit_bytes
+    experts, others = zip(*above, strict=True)
+    added = ((max(experts), max(others)),) * (num_layers - high.num_layers)
+    return (*high.unit_bytes[: high.num_layers + 1], *added, *high.unit_bytes[high.num_layers + 1 :])
 
 
 def _own_swap_note(report: Mapping[str, Any]) -> str:

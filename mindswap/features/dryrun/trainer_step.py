@@ -61,7 +61,7 @@ class TrainerStep:
         expert_bytes: parameters of experts, of the network and of the optimizer.
         expert_weight_bytes: those of the network alone.
         unit_bytes: parameters of experts, and of others, by what FSDP gathers together: before the layers, of each
-            layer, after them; of the deeper run if extrapolated.
+            layer, after them.
         backward_profile: parts of the first backward pass, one for each layer: peak, and gradients at its begin; empty
             if extrapolated, of pipeline stages and with mindswap's own executor.
         reserved_bytes: memory that the pool took at most, with fragments, in its blocks of 1 GiB.

@@ -1,7 +1,7 @@
 """Dry runs of plans of MindFormers 2.x with its own trainer, and plans corrected by them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.config.nodes import Document
@@ -51,6 +51,7 @@ class TrainerAttempt:
         plan: the plan.
         dry_run: None if the plan does not fit in the simulation, or the trainer failed.
         failure: error of the trainer.
+        less_bytes: what the budget of each pipeline stage was lowered by; empty for nothing.
     """
 
     requested_bytes: int
@@ -58,6 +59,12 @@ class TrainerAttempt:
     plan: StepPlan
     dry_run: TrainerDryRun | None
     failure: str = ""
+    less_bytes: tuple[int, ...] = ()
+
+    @property
+    def stage_bytes(self) -> tuple[int, ...]:
+        """Return the budget of the planner for each pipeline stage; empty if all have `requested_bytes`."""
+        return tuple(self.requested_bytes - less for less in self.less_bytes) if any(self.less_bytes) else ()
 
     @property
     def fits(self) -> bool:
@@ -90,13 +97,14 @@ def plan_with_trainer(
     less_bytes: Sequence[int] = ()
     while len(attempts) < MAX_ATTEMPTS:
         plan = make(requested_bytes, less_bytes)
+        attempt = TrainerAttempt(requested_bytes, budget_bytes, plan, None, less_bytes=tuple(less_bytes))
         if not plan.fits:
-            return (*attempts, TrainerAttempt(requested_bytes, budget_bytes, plan, None))
+            return (*attempts, attempt)
         try:
             report = _dry_run(plan, report_status, num_cards)
         except LaunchError as error:
-            return (*attempts, TrainerAttempt(requested_bytes, budget_bytes, plan, None, str(error)))
-        attempts.append(TrainerAttempt(requested_bytes, budget_bytes, plan, report))
+            return (*attempts, replace(attempt, failure=str(error)))
+        attempts.append(replace(attempt, dry_run=report))
         if attempts[-1].fits:
             break
         if report.stages:
@@ -185,10 +193,16 @@ def _dry_run(plan: StepPlan, report_status: StatusCallback, num_cards: int | Non
 
 def format_trainer_attempts(attempts: Sequence[TrainerAttempt]) -> str:
     """Format a table with a row per attempt: simulated figures and the peak of the dry run."""
-    rows = [
-        attempt_row(attempt, [attempt.dry_run.step.used_peak_bytes if attempt.dry_run is not None else None])
-        for attempt in attempts
-    ]
+    rows = []
+    for attempt in attempts:
+        used_bytes = attempt.dry_run.step.used_peak_bytes if attempt.dry_run is not None else None
+        requested, *others = attempt_row(attempt, [used_bytes])
+        lowered = [
+            f"stage {stage}: {size / 2**20:.0f} MiB"
+            for stage, size in enumerate(attempt.stage_bytes)
+            if size < attempt.requested_bytes
+        ]
+        rows.append(("; ".join([requested, *lowered]), *others))
     lines = ["with the trainer of MindFormers on MindSpore's Ascend backend, without a card (mindswap dryrun):"]
     lines.append(format_table(HEADER, rows))
     last = attempts[-1]
@@ -215,5 +229,6 @@ def trainer_attempts_to_json(attempts: Sequence[TrainerAttempt]) -> list[dict[st
     """Return the attempts as plain data for `--json`."""
     return [
         attempt_to_json(attempt, trainer_dry_run_to_json(attempt.dry_run) if attempt.dry_run is not None else None)
+        | {"stage_asked_bytes": list(attempt.stage_bytes)}
         for attempt in attempts
     ]

@@ -1,5 +1,6 @@
 """Plans of pipeline stages of MindFormers 2.x: which may swap, and what a dry run changes."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,12 +16,18 @@ from mindswap.features.plan.pynative import (
 )
 from mindswap.features.plan.states_planner import StatesPlanner
 from mindswap.features.plan.step_planner import StepPlanner
-from mindswap.features.plan.trainer_plans import lower_stages
+from mindswap.features.plan.trainer_plans import (
+    TrainerAttempt,
+    format_trainer_attempts,
+    lower_stages,
+    trainer_attempts_to_json,
+)
 from mindswap.features.simulate import LoadedStep
 from mindswap.planner.problem import Allow, PlanProblem
 from mindswap.planner.staged_plan import plan_staged
 from mindswap.policy.model import Policy
 from mindswap.simulator.staged_step import StagedStepModel
+from tests.features.dryrun.test_trainer_report import REPORT
 from tests.simulator.test_staged_step import KEEP, stage
 
 BOTH = Allow(swap=True, recompute=True)
@@ -83,6 +90,20 @@ def test_only_stages_that_do_not_fit_get_less():
     second = lower_stages(first, 100, [101, 99], [87, 98])
     assert second == [14, 0]
     assert lower_stages(second, 100, [101, 99], [100, 98]) == [15, 0]  # always less than before
+
+
+def test_each_attempt_shows_the_budget_of_a_stage_that_got_less():
+    planner = StatesPlanner(staged_step("pipeline_parallel: 2", "mindswap"))
+    less_bytes = (30 << 20, 0)
+    plans = planner.plan(1 << 30), planner.plan(1 << 30, less_bytes=less_bytes)
+    attempts = [
+        TrainerAttempt(1 << 30, 1 << 30, plans[0], REPORT, less_bytes=(0, 0)),
+        TrainerAttempt(1 << 30, 1 << 30, plans[1], REPORT, less_bytes=less_bytes),
+    ]
+    rows = [re.split(r" {2,}", line.strip()) for line in format_trainer_attempts(attempts).splitlines()]
+    assert [row[0] for row in rows if row[-1] == "yes"] == ["1024 MiB", "1024 MiB; stage 0: 994 MiB"]
+    data = trainer_attempts_to_json(attempts)
+    assert [attempt["stage_asked_bytes"] for attempt in data] == [[], [994 << 20, 1 << 30]]
 
 
 def test_a_stage_with_less_is_planned_alone():
