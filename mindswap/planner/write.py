@@ -1,7 +1,7 @@
 """Write a plan into the user's YAML: swap and recompute settings in layer indices, in few entries, with a comment."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ MAX_ALTERNATIVES = 4
 
 
 def write_plan(
-    text: str, document: Document, plan: Plan, num_layers: int, device_title: str, *, writes_budget: bool = True
+    text: str, document: Document, plan: Plan, num_layers: int, device_title: str, budget: Mapping[str, Any]
 ) -> str:
     """Return the configuration with the policy of a plan; the rest is unchanged.
 
@@ -35,17 +35,17 @@ def write_plan(
         plan: plan with a policy from `compact_policy`.
         num_layers: layers of the model.
         device_title: device of the plan.
-        writes_budget: whether to write the budget of the plan as `mindswap.memory`, with which `simulate`, `check`,
-            `dryrun` and `plan` then compare the file.
+        budget: settings of `mindswap:` with which `simulate`, `check`, `dryrun` and `plan` then compare the file; empty
+            if it has the budget of the plan.
 
     Raises:
         PolicyError: if the way the text is written does not allow the edit.
     """
     data = document.data()
     sections = plan_sections(plan.policy, document, num_layers)
-    if writes_budget:
+    if budget:
         mindswap_section = sections["mindswap"] if "mindswap" in sections else data.get("mindswap") or {}
-        sections = sections | {"mindswap": {**mindswap_section, "memory": _size_text(plan.budget_bytes)}}
+        sections = sections | {"mindswap": {**mindswap_section, **budget}}
     for name, value in sections.items():
         comment = plan_comment(plan, device_title) if name == "swap_config" else None
         if comment and value.get("op_swap") == []:
@@ -90,8 +90,12 @@ def written_policy(policy: Policy) -> Policy:
     return Policy(is_swap_enabled=False) if changes_nothing else policy
 
 
+def memory_setting(size_bytes: int) -> dict[str, Any]:
+    """Return the budget of a card as a setting of `mindswap:`; rounded up, so that the plan fits."""
+    return {"memory": _size_text(size_bytes)}
+
+
 def _size_text(size_bytes: int) -> str:
-    """Format a size for `mindswap.memory`; rounded up, so that the plan fits."""
     return f"{size_bytes // 2**30}GiB" if size_bytes % 2**30 == 0 else f"{-(-size_bytes // 2**20)}MiB"
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from mindswap.config.parse import parse_document
 from mindswap.planner.problem import Plan
-from mindswap.planner.write import compact_policy, plan_comment, write_plan
+from mindswap.planner.write import compact_policy, memory_setting, plan_comment, write_plan
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
@@ -131,7 +131,7 @@ def test_what_is_written_reads_back_the_same_and_the_rest_stays():
         select_recompute=(OpRecompute(r"attention\.w[kq]\.cast", SOME),),
         mp_comm_recompute=False,
     )
-    text = write_plan(TEXT, parse_document(TEXT.encode(), "a.yaml"), plan_of(policy), 4, "some card")
+    text = write_plan(TEXT, parse_document(TEXT.encode(), "a.yaml"), plan_of(policy), 4, "some card", {})
     assert check_shape(parse_document(text.encode(), "a.yaml")).policy == policy
     assert text.startswith("# mine\nmodel: {model_config: {num_layers: 4}}  # four\n")
     assert "# mindswap: plan for 32.0 GiB per card on some card\n" in text
@@ -140,14 +140,14 @@ def test_what_is_written_reads_back_the_same_and_the_rest_stays():
 
 
 def test_a_second_plan_replaces_the_comment_of_the_first():
-    once = write_plan(TEXT, parse_document(TEXT.encode(), "a"), plan_of(swaps(("add", SOME, 1))), 4, "card")
-    twice = write_plan(once, parse_document(once.encode(), "a"), plan_of(swaps(("add", SOME, 2))), 4, "card")
+    once = write_plan(TEXT, parse_document(TEXT.encode(), "a"), plan_of(swaps(("add", SOME, 1))), 4, "card", {})
+    twice = write_plan(once, parse_document(once.encode(), "a"), plan_of(swaps(("add", SOME, 2))), 4, "card", {})
     assert twice == once.replace("backward_prefetch: 1", "backward_prefetch: 2")
 
 
 def written(text: str, budget_bytes: int = 2**35) -> str:
     plan = replace(plan_of(swaps(("add", SOME, 1))), budget_bytes=budget_bytes)
-    return write_plan(text, parse_document(text.encode(), "a"), plan, 4, "card")
+    return write_plan(text, parse_document(text.encode(), "a"), plan, 4, "card", memory_setting(budget_bytes))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_the_budget_is_written_so_that_other_commands_judge_by_it(budget_bytes, 
 
 def test_a_budget_that_the_file_has_anyway_is_not_written():
     document = parse_document(TEXT.encode(), "a")
-    text = write_plan(TEXT, document, plan_of(swaps(("add", SOME, 1))), 4, "card", writes_budget=False)
+    text = write_plan(TEXT, document, plan_of(swaps(("add", SOME, 1))), 4, "card", {})
     assert "memory:" not in text and "op_name: 'add'" in text
 
 
@@ -194,7 +194,7 @@ def test_a_plan_that_keeps_everything_switches_swap_off(swap, recompute):
     """`check` warns of `swap: True, op_swap: []`; with `swap: False` a step needs as much (docs/rule_effects.md)."""
     base = "parallel_config: {pipeline_stage: 2}\nmodel: {model_config: {num_layers: 4}}\n"
     text = base + swap + recompute
-    new = write_plan(text, parse_document(text.encode(), "a"), plan_of(Policy(is_swap_enabled=True)), 4, "card")
+    new = write_plan(text, parse_document(text.encode(), "a"), plan_of(Policy(is_swap_enabled=True)), 4, "card", {})
     checked = check_document(parse_document(new.encode(), "a"))
     assert checked.policy == Policy(is_swap_enabled=False) and not checked.problems
     recomputed = expand_stage_recompute(parse_document(new.encode(), "a"), 4).policy
@@ -203,8 +203,8 @@ def test_a_plan_that_keeps_everything_switches_swap_off(swap, recompute):
 
 def test_groups_of_layers_that_a_plan_does_not_use_are_taken_out():
     text = "model: {model_config: {num_layers: 4}}\nmindswap: {output_recompute: [0, 2]}\n"
-    new = write_plan(text, parse_document(text.encode(), "a"), plan_of(Policy(is_swap_enabled=True)), 4, "card")
-    assert "output_recompute" not in new and parse_document(new.encode(), "a").value("mindswap", "memory")
+    new = write_plan(text, parse_document(text.encode(), "a"), plan_of(Policy(is_swap_enabled=True)), 4, "card", {})
+    assert "output_recompute" not in new
 
 
 def test_a_plan_says_what_it_costs():

@@ -153,9 +153,10 @@ class AdaptiveRun:
         lost = self._last_step() - step if self.state.attempts else 0
         origin = f"from the checkpoint of step {step}" if step else "from the beginning"
         folder = attempt_folder(self.run_dir, number)
-        self.report_status(
-            f"attempt {number}: {origin}{f', {lost} steps are repeated' if lost > 0 else ''}; logs: {folder}"
-        )
+        if lost > 0:
+            self.report_status(f"attempt {number}: {origin}, {lost} steps are repeated; logs: {folder}")
+        else:
+            self.report_status(f"attempt {number}: {origin}; logs: {folder}")
         return Started(step)
 
     def _start(self) -> None:

@@ -146,7 +146,7 @@ def _rank_lines(report: TrainerDryRun) -> list[str]:
     shards = rank.shards
     divided = f"FSDP over {shards.dense}"
     if shards.expert_parallel > 1:
-        divided += f", expert_parallel {shards.expert_parallel}"
+        divided = f"FSDP over {shards.dense}, expert_parallel {shards.expert_parallel}"
     gathered = "of two layers at once" if shards.is_resharded else "of all layers, which stay gathered"
     verdict = describe_budget(rank.max_peak_bytes, report.budget_bytes, report.margin_permille)
     if report.budget_bytes is not None and rank.max_peak_bytes > report.budget_bytes:

@@ -1,6 +1,7 @@
 """Text of a configuration with a plan written into it, and what must hold of the configuration for that."""
 
 from dataclasses import replace
+from typing import Any
 
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
@@ -11,7 +12,7 @@ from mindswap.features.simulate import LoadedStep
 from mindswap.features.step_2x import is_2x
 from mindswap.planner.problem import Plan
 from mindswap.planner.recompute_counts import counted_sections
-from mindswap.planner.write import compact_policy, write_plan, written_policy
+from mindswap.planner.write import compact_policy, memory_setting, write_plan, written_policy
 from mindswap.policy.equivalence import rewrite_for_swap, with_swap_enabled
 from mindswap.policy.model import Policy
 from mindswap.report.problems import format_problems
@@ -62,7 +63,7 @@ def planned_text(step: LoadedStep, plan: Plan, target: str) -> str:
         file_document = parse_document(text, step.document.file)
         text = rewrite_for_swap(text, file_document, step.document)
     num_layers, title = step.model.captured.num_layers, step.device.title
-    text = write_plan(text, step.document, plan, num_layers, title, writes_budget=not _has_budget(step.document, plan))
+    text = write_plan(text, step.document, plan, num_layers, title, budget_settings(step, plan))
     checked = check_document(
         with_model_of_folder(parse_document(text, target)), num_layers if step.path is None else None
     )
@@ -71,6 +72,11 @@ def planned_text(step: LoadedStep, plan: Plan, target: str) -> str:
     return text
 
 
-def _has_budget(document: Document, plan: Plan) -> bool:
-    """Return whether the budget of a plan is the one of its configuration, less its margin."""
-    return budget_of_device(find_costs([document], None, {}).device).planned_bytes == plan.budget_bytes
+def budget_settings(step: LoadedStep, plan: Plan) -> dict[str, Any]:
+    """Return the settings of `mindswap:` with which the configuration has the budget of a plan, and its margin."""
+    if budget_of_device(find_costs([step.document], None, {}).device).planned_bytes == plan.budget_bytes:
+        return {}
+    budget = budget_of_device(step.device)
+    if budget.planned_bytes != plan.budget_bytes or not budget.margin_permille:
+        return memory_setting(plan.budget_bytes)
+    return memory_setting(budget.usable_bytes) | {"margin": budget.margin_permille / 1000}

@@ -31,11 +31,12 @@ def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[s
     total = sum(effect.swapped_bytes for effect in effects)
     pairs = sum(len(effect.pairs) for effect in effects)
     wasted = sum(effect.one_way_bytes for effect in effects)
+    verb = "follows" if is_ok else "does NOT follow"
     verdict = (
-        f"the compiled graph {'follows' if is_ok else 'does NOT follow'} the policy: {pairs} MoveTo pairs, "
-        f"{format_bytes(total)} swapped per micro-batch"
-        + (f", {format_bytes(wasted)} more offloaded and never prefetched" if wasted else "")
+        f"the compiled graph {verb} the policy: {pairs} MoveTo pairs, {format_bytes(total)} swapped per micro-batch"
     )
+    if wasted:
+        verdict = f"{verdict}, {format_bytes(wasted)} more offloaded and never prefetched"
     return _format(effects=effects, header=HEADER, row=_row, unit=unit, kind="swap", notes=notes, verdict=verdict)
 
 
@@ -43,10 +44,11 @@ def format_recompute_effect(effects: Sequence[RecomputeEffect], is_ok: bool, not
     """Format the effect of MindFormers' recompute, see `format_effect`."""
     unit = common_unit(size for effect in effects for size in (effect.kept_before_bytes, effect.kept_bytes))
     total = sum(effect.kept_before_bytes - effect.kept_bytes for effect in effects)
-    verdict = (
-        f"swap is off; the compiled graph {'follows' if is_ok else 'does NOT follow'} recompute_config: "
-        f"{format_bytes(abs(total))} {'less' if total >= 0 else 'more'} kept per micro-batch"
-    )
+    verb, size = "follows" if is_ok else "does NOT follow", format_bytes(abs(total))
+    if total >= 0:
+        verdict = f"swap is off; the compiled graph {verb} recompute_config: {size} less kept per micro-batch"
+    else:
+        verdict = f"swap is off; the compiled graph {verb} recompute_config: {size} more kept per micro-batch"
     return _format(
         effects=effects,
         header=RECOMPUTE_HEADER,

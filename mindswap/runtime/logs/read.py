@@ -26,8 +26,11 @@ TAIL_BYTES = 1 << 18
 MAX_LINE = 300
 # The last line of a Python traceback, or a MindSpore log line; both only where the line begins.
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
+# Messages of mindswap have their Chinese words where the locale of the workers is Chinese.
 _LOGGED = re.compile(
-    r"\[(?:ERROR|CRITICAL)\]|mindswap: (?:error|a bug):|.*: (?:error|fatal):|.* - (?:ERROR|CRITICAL) - ", re.IGNORECASE
+    r"\[(?:ERROR|CRITICAL)\]|mindswap[:\uff1a] ?(?:error|a bug|错误|程序缺陷)[:\uff1a]"
+    r"|.*[:\uff1a] ?(?:error|fatal|错误)[:\uff1a]|.* - (?:ERROR|CRITICAL) - ",
+    re.IGNORECASE,
 )
 # `{ Epoch:[  1/  1], step:[   37/   40], loss:[...` of MindFormers' MFLossMonitor.
 _STEP = re.compile(r"\bstep:\[ *(\d+) */ *(\d+)\]")

@@ -159,3 +159,17 @@ def test_several_processes_read_the_same_as_one(tmp_path, monkeypatch):
     assert read_worker_logs(tmp_path, lambda *numbers: told.append(numbers)) == alone
     assert told == [(number, 10) for number in range(1, 11)]
     assert [log.problem for log in alone if log.problem] == ["is a folder"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mindswap: error: no such file",
+        "mindswap：错误：没有这个文件",
+        "x.yaml:3:1: 错误: swap_config",
+        "mindswap：程序缺陷：KeyError：1",
+    ],
+)
+def test_the_last_error_is_found_in_both_languages(line):
+    """Workers have the locale of the user."""
+    assert read.find_last_error(["started", line, "    fix:     delete it"]) == line

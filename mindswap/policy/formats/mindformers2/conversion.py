@@ -62,7 +62,7 @@ def to_2x(
             swap; None maps names.
     """
     lost: list[str] = []
-    origin = f"({source}: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
+    origin = f"{source}: {num_layer_ops} operators of a layer in backward; --ops-per-layer"
     sections = {
         "swap": _swap_2x(
             policy=policy,
@@ -131,7 +131,7 @@ def _prefetch_2x(
         lost.append(f"the distances of the entries ({listed}): one default_prefetch holds for all")
     prefetch = min(-(-distances[-1] // num_layer_ops), max(num_layers - 1, 1))
     lost.append(
-        f"the unit of the distance: {distances[-1]} operators became {format_count(prefetch, 'layer')} {origin}"
+        f"the unit of the distance: {distances[-1]} operators became {format_count(prefetch, 'layer')} ({origin})"
     )
     return prefetch
 
