@@ -15,6 +15,7 @@ REPLACED = {
     "你": "您",
     "换出": "卸载",
     "换回": "预取",
+    "搬移": "卸载",
     "核函数": "kernel",
     "显存池": "内存池",
     "放得下": "装得下",
@@ -22,8 +23,8 @@ REPLACED = {
     "流水线阶段": "stage",
     "整层重计算": "完全重计算",
 }
-# The glossary names the words that are replaced; the page of 2.x has `内核`.
-EXEMPT = ("glossary.zh.md", "mindformers_2x.zh.md")
+# The glossary names the words that are replaced.
+EXEMPT = ("glossary.zh.md",)
 
 
 def rows(name: str) -> list[list[str]]:
