@@ -163,7 +163,7 @@ def test_what_is_outside_the_layers_has_a_row_per_stage():
     assert rows == [(0, 0, 8, 4, 10, 20), (1, 1, 0, 0, 5, 1), (-1, 0, 0, 0, 3, 0), (-1, 1, 9, 0, 7, 0)]
 
 
-def test_equal_layers_are_one_group_with_all_their_waiting():
+def test_equal_layers_are_one_group_with_the_mean_of_their_waiting():
     rows = [
         LayerRow(0, 0, 5, 0, 0, 0, 1, 2, 0, 10),
         LayerRow(1, 0, 5, 0, 0, 0, 1, 2, 0, 20),
@@ -172,7 +172,7 @@ def test_equal_layers_are_one_group_with_all_their_waiting():
         LayerRow(-1, 1, 5, 0, 0, 0, 1, 2, 0, 0),
     ]
     assert [(name, row.exposed_ns) for name, row in group_layer_rows(rows)] == [
-        ("layers 0-1", 30),
+        ("layers 0-1", 15),
         ("layer 2", 40),
         ("outside the layers, stage 0", 0),
         ("outside the layers, stage 1", 0),

@@ -18,7 +18,7 @@ from mindswap.planner.stage_problem import KEEP, DecisionCosts
 MAX_TRIALS = 60
 
 
-class Move(NamedTuple):
+class DecisionChange(NamedTuple):
     """A change of one group to one value in some layers."""
 
     layers: np.ndarray
@@ -34,7 +34,7 @@ class Move(NamedTuple):
         changed[self.layers, self.group] = self.value
         return changed
 
-    def overlaps(self, other: "Move") -> bool:
+    def overlaps(self, other: "DecisionChange") -> bool:
         """Return whether both change a decision, or one decides about the whole layer."""
         is_same = self.group == other.group or not self.group or not other.group
         return is_same and bool(np.isin(self.layers, other.layers).any())
@@ -154,7 +154,7 @@ def _change(search: Search, start: Scored, forward_ns: int) -> Scored:
     return start
 
 
-def _moves(assignment: np.ndarray, costs: DecisionCosts) -> Iterator[Move]:
+def _moves(assignment: np.ndarray, costs: DecisionCosts) -> Iterator[DecisionChange]:
     """Yield moves: for each group and each of its values, some first or last layers get another value.
 
     New swaps get the median distance of the group, or of all groups.
@@ -175,7 +175,7 @@ def _moves(assignment: np.ndarray, costs: DecisionCosts) -> Iterator[Move]:
                 if value == target or min(value, target) > KEEP:
                     continue
                 for layers in _parts(np.flatnonzero(is_possible & (column == value))):
-                    yield Move(layers, group, target, change[:, layers].sum(axis=1))
+                    yield DecisionChange(layers, group, target, change[:, layers].sum(axis=1))
 
 
 def _parts(layers: np.ndarray) -> Iterator[np.ndarray]:
