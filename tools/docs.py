@@ -54,6 +54,7 @@ DRY_RUN_KEPT = ("docs/plan.md", f"mindswap dryrun {LLAMA2_7B}")
 RECIPE = ("docs/models.md", "")
 SET = ("docs/dryrun_set.md", "")
 TIMES = ("docs/internals/simulator.md", "")
+BROAD = ("docs/dryrun_broad.md", "", "mean absolute error # %")
 PUBLISHED = (*TIMES, r"the mean absolute error on\s+Atlas 800T A2 is # %")
 KEEPS = ("README.md", PLAN, "^your file .* # GiB, ")
 FOUND = PICTURES["inspect_case4.png"]
@@ -80,6 +81,8 @@ SENTENCES = (
         "mean absolute error # %",
     ),
     ("docs/simulate.md", r"from # \[dry runs", r"的 # 次 \[dry run", *SET, r"both figures \(# stages\)"),
+    ("README.md", r"dryrun_set.md\), # % from \[215", r"的 215 个 stage\]\(docs/dryrun_broad.zh.md\)相差 #%", *BROAD),
+    ("docs/simulate.md", r"dryrun_broad.md\) it is # % off", r"的 215 个 stage 相比，平均相差 #%", *BROAD),
     ("docs/simulate.md", "Memory.*: # % off", "平均相差 #%（", *SET, "mean absolute error # %"),
     ("docs/commands.md", "[|] memory # %, time", "显存 #%，", *SET, "mean absolute error # %"),
     ("docs/commands.md", "memory [0-9.]+ %, time # % off", "时间 #%", *PUBLISHED),
@@ -92,7 +95,7 @@ SENTENCES = (
     ("docs/simulate.md", "Time.*: # % off", "Atlas 800T A2 上平均相差 #%", *PUBLISHED),
     (
         "docs/simulate.md",
-        r"model: # % on Atlas 800T A2",
+        r"simulator: # % on Atlas 800T A2",
         "建模的公开实测，Atlas 800T A2 平均误差 #%",
         *TIMES,
         "error is # % on Atlas 800T A2 .12 runs",

@@ -7,7 +7,7 @@ import pytest
 from reference.exact import count_choices, enumerate_all, solve_relaxed
 
 from mindswap.planner.solver.fast import forward_time_ns, solve
-from mindswap.planner.solver.improve import Move, _moves, _parts
+from mindswap.planner.solver.improve import DecisionChange, _moves, _parts
 from mindswap.planner.solver.search import Stop
 from mindswap.planner.stage_problem import DecisionCosts
 from mindswap.simulator.timeline import StallCause
@@ -161,7 +161,7 @@ def test_moves_of_the_same_decision_are_no_pair():
     """Nor one of a layer as a whole and one of a tensor in it."""
 
     def move(layers, group):
-        return Move(np.array(layers), group, -1, np.zeros(4))
+        return DecisionChange(np.array(layers), group, -1, np.zeros(4))
 
     assert move([0, 1], 2).overlaps(move([1], 2)) and move([0, 1], 0).overlaps(move([1], 2))
     assert not move([0, 1], 2).overlaps(move([2], 2)) and not move([0, 1], 2).overlaps(move([1], 3))
