@@ -54,11 +54,12 @@ def test_tensor_parallel_cuts_heads_and_ffn_and_nothing_else(tmp_path):
 def test_sequence_parallel_cuts_the_residual_sums_and_gathers_what_products_read(tmp_path):
     # Both residual sums and rstd are cut along the sequence. The inputs of q/k/v and of the ffn are gathered
     # before the products, and backward of the products reads them whole. The norm after the layers keeps what it
-    # gathers, and not the sum that it is gathered from (dry run of `llama tp2 sp`).
+    # gathers, and not the sum that it is gathered from (dry run of `llama tp2 sp`). The first norm reads a slice of
+    # the embedding's output in float32, and backward keeps that slice.
     settings = {"data_parallel": 1, "model_parallel": 8, "use_seq_parallel": "True", "num_layers": 2}
     result = inspect(tmp_path / "sp8.yaml", "--rank", "0", **settings)
     whole = 2 * HIDDEN + 2 * HIDDEN // 8 + CUT + RSTD // 8 + EMPTY
-    assert layer_bytes(result) == [whole, whole - HIDDEN // 8]
+    assert layer_bytes(result) == [whole + 2 * HIDDEN // 8, whole - HIDDEN // 8]
 
 
 def test_data_parallel_leaves_each_rank_its_micro_batch(tmp_path):
