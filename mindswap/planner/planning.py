@@ -1,4 +1,4 @@
-"""What the plans of one model share: catalog, compiled layers, inputs of the bound, and the baselines."""
+"""What the plans of one model share: catalog, compiled layers and inputs of the bound."""
 
 import functools
 from collections.abc import Sequence

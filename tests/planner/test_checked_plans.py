@@ -111,10 +111,13 @@ def test_a_plan_that_keeps_everything_needs_no_swap():
 
 
 @pytest.mark.parametrize("memory", [None, "9GiB"])
-@pytest.mark.parametrize("device", ["atlas_800t_a2", "atlas_800_9000"])
-def test_a_planned_file_has_the_budget_and_the_margin_of_its_plan(tmp_path, memory, device):
+@pytest.mark.parametrize(("device", "margin"), [("atlas_800t_a2", 0), ("atlas_800t_a2", 0.1), ("atlas_800_9000", 0)])
+def test_a_planned_file_has_the_budget_and_the_margin_of_its_plan(tmp_path, memory, device, margin):
     """With the budget less the margin in the file, `dryrun` would refuse a peak in the margin that `simulate` takes."""
-    step = recorded_step("qwen3_small", device=device, overrides={"memory": memory} if memory else {})
+    config = tmp_path / "qwen3_small.yaml"
+    config.write_text(CONFIGS["qwen3_small"].read_text("utf-8") + f"\nmindswap: {{margin: {margin}}}\n" * (margin > 0))
+    overrides = {**({"memory": memory} if memory else {}), **({"margin": "0"} if margin else {})}
+    step = recorded_step("qwen3_small", config, device=device, overrides=overrides)
     planned = tmp_path / "planned.yaml"
     planned.write_text(planned_text(step, make_plan(step).plan, "planned.yaml"))
     assert usable_budget(recorded_step("qwen3_small", planned, device=device)) == usable_budget(step)

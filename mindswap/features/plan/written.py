@@ -77,6 +77,7 @@ def budget_settings(step: LoadedStep, plan: Plan) -> dict[str, Any]:
     if budget_of_device(find_costs([step.document], None, {}).device).planned_bytes == plan.budget_bytes:
         return {}
     budget = budget_of_device(step.device)
-    if budget.planned_bytes != plan.budget_bytes or not budget.margin_permille:
-        return memory_setting(plan.budget_bytes)
-    return memory_setting(budget.usable_bytes) | {"margin": budget.margin_permille / 1000}
+    if budget.planned_bytes == plan.budget_bytes and budget.margin_permille:
+        return memory_setting(budget.usable_bytes) | {"margin": budget.margin_permille / 1000}
+    has_margin_of_file = step.document.value("mindswap", "margin") is not None
+    return memory_setting(plan.budget_bytes) | ({"margin": 0} if has_margin_of_file else {})

@@ -5,7 +5,8 @@ Source:
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -74,9 +75,10 @@ def _rearrange(search: Search) -> bool:
     while is_better:
         is_better, start = False, (search.best_score, search.best)
         moves = list(_permutations(start[1]))
-        for changed in chance.sample(moves, min(MAX_TRIALS, len(moves))):
+        for move in chance.sample(moves, min(MAX_TRIALS, len(moves))):
             if search.is_exhausted:
                 break
+            changed = move(start[1].copy())
             changed = np.where(search.stage_problem.costs.is_possible(changed), changed, KEEP)
             score = search.score(changed)
             if is_better := score < start[0]:
@@ -85,8 +87,8 @@ def _rearrange(search: Search) -> bool:
     return search.best_score < first
 
 
-def _permutations(assignment: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield rearranged assignments.
+def _permutations(assignment: np.ndarray) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
+    """Yield functions that rearrange a copy of an assignment.
 
     Two different layers are exchanged, a layer becomes like the nearest one of another kind, or the prefetch distances
     of a group are scaled in all layers.
@@ -94,19 +96,29 @@ def _permutations(assignment: np.ndarray) -> Iterator[np.ndarray]:
     kinds = np.unique(np.minimum(assignment, 1), axis=0, return_inverse=True)[1].ravel()
     for layer, other in np.argwhere(kinds[:, None] != kinds).tolist():
         equal_layers = np.flatnonzero(kinds == kinds[other])
-        changed = assignment.copy()
-        changed[layer] = assignment[other]
         if other == equal_layers[np.abs(equal_layers - layer).argmin()]:
-            yield changed.copy()
+            yield partial(_copy_layer, layer=layer, other=other)
         if layer < other:
-            changed[other] = assignment[layer]
-            yield changed
+            yield partial(_exchange_layers, layer=layer, other=other)
     for group in np.flatnonzero((assignment > KEEP).any(axis=0)).tolist():
         for permille in (500, 700, 1400, 2000):
-            changed = assignment.copy()
-            distances = np.maximum(1, changed[:, group] * permille // 1000)
-            changed[:, group] = np.where(changed[:, group] > KEEP, distances, changed[:, group])
-            yield changed
+            yield partial(_scale_distances, group=group, permille=permille)
+
+
+def _copy_layer(assignment: np.ndarray, layer: int, other: int) -> np.ndarray:
+    assignment[layer] = assignment[other]
+    return assignment
+
+
+def _exchange_layers(assignment: np.ndarray, layer: int, other: int) -> np.ndarray:
+    assignment[[layer, other]] = assignment[[other, layer]]
+    return assignment
+
+
+def _scale_distances(assignment: np.ndarray, group: int, permille: int) -> np.ndarray:
+    distances = assignment[:, group]
+    assignment[:, group] = np.where(distances > KEEP, np.maximum(1, distances * permille // 1000), distances)
+    return assignment
 
 
 def _change(search: Search, start: Scored, forward_ns: int) -> Scored:
