@@ -199,7 +199,10 @@ def test_full_recompute_is_the_forward_pass_of_all_layers_at_most(name, settings
 @EVERY_STEP
 def test_micro_batches_repeat_the_passes_and_hold_one_at_a_time(name):
     one, three = (simulate(name, settings, FULL) for settings in ("sharded", "3 micro-batches"))
-    assert three.stages[0].recompute_ns == 3 * one.stages[0].recompute_ns
+    # With one micro-batch the backend keeps what Dropout gives in a recomputed cell.
+    has_dropout = any(node.op.startswith("Dropout") for node in captured(name).graph.forward)
+    less_ns = three.stages[0].recompute_ns - 3 * one.stages[0].recompute_ns
+    assert (0 < less_ns < three.stages[0].recompute_ns / 4) if has_dropout else less_ns == 0
     # A gradient is added to the accumulated sum; that and its memory are the only other differences.
     static = make_model(name, "3 micro-batches").static[0]
     assert 0 < three.stages[0].peak_bytes - one.stages[0].peak_bytes < 2 * static.gradient_bytes

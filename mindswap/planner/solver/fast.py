@@ -154,7 +154,8 @@ class StageSearch(Search):
         path_index = np.where(freed_bytes[:, :, 1:].any(axis=2), freed_bytes[:, :, 1:].argmax(axis=2) + 1, 0)
         full_recompute, recomputed = np.zeros_like(path_index), -path_index
         full_recompute[:, 0], recomputed[:, 0] = recomputed[:, 0], KEEP
-        swapped = np.where(freed_bytes[:, :, 0] > 0, CLOSE_DISTANCE, KEEP)
+        close = min(CLOSE_DISTANCE, max(1, self.distance // CLOSE_DISTANCE))  # in a layer of few operators less
+        swapped = np.where(freed_bytes[:, :, 0] > 0, close, KEEP)
         for assignment in (full_recompute, np.where(recomputed == KEEP, swapped, recomputed), swapped):
             self.score(assignment)
 
@@ -162,7 +163,7 @@ class StageSearch(Search):
         """Search at one utilization: adjust the bytes to free by the simulated excess or slack; return the best score.
 
         If the first one does not fit, swaps whose tensors are on the device at the peak anyway are excluded, if that is
-        better. Which these are depends on the utilization, so nothing is carried over to the next one.
+        better. Which these are depends on the utilization, so they are not carried over to the next one.
         """
         problem, master, needed_bytes = self.stage_problem, self.master, self.initial_bytes
         in_flight = problem.costs.num_in_flight

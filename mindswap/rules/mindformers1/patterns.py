@@ -79,7 +79,7 @@ def plain_dot(context: Context) -> Iterator[Finding]:
         is_matching = context.coverage is not None and context.matches_anything(statement)
         message = f"{statement.pattern_path}: '{statement.pattern}' has a plain '.', which matches any one character"
         message += "; it matches in its present form" if is_matching else ""
-        allowed = r"'\.' between the names of two levels; '[_]' or '.{1}' for one character"
+        allowed = r"'\.' between the names of two levels; '.{1}' where any one character is meant"
         key = "op_name: " if statement.pattern_path.endswith(".op_name") else ""
         level = Level.WARNING if is_matching else None
         yield Finding(statement.pattern_location, message, allowed, f"{key}'{suggestion}'", level)
