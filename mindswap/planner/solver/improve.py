@@ -17,6 +17,12 @@ from mindswap.planner.stage_problem import KEEP, DecisionCosts
 
 # Limit of simulations in one round.
 MAX_TRIALS = 60
+# In problems with at most this many decisions a single one matters much: they are also searched from so many perturbed
+# assignments, each with so many decisions changed at random. Without them plans of exhaustively solved problems are up
+# to 14 % slower than the best policy, and some find nothing that fits.
+SMALL_PROBLEM_DECISIONS = 24
+NUM_PERTURBATIONS = 12
+NUM_PERTURBED_DECISIONS = 3
 
 
 class DecisionChange(NamedTuple):
@@ -53,6 +59,21 @@ def improve(search: Search, forward_ns: int, starts: Sequence[np.ndarray] = ()) 
         _climb(search, search.best if start is None else start, forward_ns)
     if search.fits and _rearrange(search):
         _climb(search, search.best, forward_ns)
+    if search.best.size <= SMALL_PROBLEM_DECISIONS:
+        chance = random.Random(0)
+        for _ in range(NUM_PERTURBATIONS):
+            _climb(search, _perturb(search.best, search.stage_problem.costs, chance), forward_ns)
+
+
+def _perturb(assignment: np.ndarray, costs: DecisionCosts, chance: random.Random) -> np.ndarray:
+    """Return the assignment with a few decisions changed at random."""
+    perturbed = assignment.copy()
+    decisions = np.argwhere(costs.freed_bytes.max(axis=2) > 0).tolist()
+    for layer, group in chance.sample(decisions, min(NUM_PERTURBED_DECISIONS, len(decisions))):
+        paths = np.flatnonzero(costs.freed_bytes[layer, group] > 0).tolist()
+        perturbed[layer, group] = chance.choice([KEEP, *(-path if path else chance.choice((1, 4)) for path in paths)])
+    perturbed[perturbed[:, 0] < KEEP, 1:] = KEEP
+    return perturbed
 
 
 def _climb(search: Search, assignment: np.ndarray, forward_ns: int) -> None:
