@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from mindswap.runtime.launcher_arguments import Job
 from mindswap.runtime.msrun import msrun_arguments
 from mindswap.system.process_tree import descendants
+from tests.runtime.logs.samples import OVER, info
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "msrun_launch.sh"
 # In the folder of a worker this package comes first: `mindswap run SCRIPT ARGS` without the plugin.
@@ -130,6 +131,51 @@ def test_one_worker_gives_its_exit_code(folder):
     (folder / "train.py").write_text("import sys; sys.exit(7)")
     code, out = launch(folder, "train.py", "1")
     assert code == 7 and "the training failed, exit code 7" in out
+
+
+# What a worker does after the training; the last of two crashes once the other has logged the end, too.
+LATE = """
+import os, sys, time
+rank, role = os.environ.get("RANK_ID", "0"), os.environ.get("MS_ROLE", "none")
+if role == "MS_SCHED":
+    time.sleep(120)
+print({line!r}, flush=True)
+if rank == os.environ.get("LAST", "0"):
+    time.sleep(float(os.environ.get("WAIT_S", "0")))
+    {act}
+elif role != "none":
+    time.sleep(120)
+"""
+SEGFAULT = "os.kill(os.getpid(), 11)"
+
+
+@pytest.mark.parametrize(
+    ("line", "act", "code", "told"),
+    [
+        (info(OVER), SEGFAULT, 0, "mindswap: a worker crashed with SIGSEGV after the training was over: "),
+        ("step 3", SEGFAULT, 128 + 11, "error: the training failed, exit code -11"),
+        (info(OVER), "sys.exit(7)", 7, "error: the training failed, exit code 7"),
+        (info(OVER), "os.kill(os.getpid(), 9)", 128 + 9, "error: the training failed, exit code -9"),
+    ],
+    ids=["late crash", "crash", "late error", "killed"],
+)
+def test_a_crash_after_the_end_is_no_failure(folder, line, act, code, told):
+    (folder / "train.py").write_text(LATE.format(line=line, act=act))
+    found, out = launch(folder, "train.py", "1")
+    assert found == code and told in out
+
+
+@pytest.mark.mindspore
+@pytest.mark.parametrize(("line", "code"), [(info(OVER), 0), ("step 3", 1)], ids=["late crash", "crash"])
+def test_a_crash_of_a_worker_of_msrun_after_the_end_is_no_failure(folder, line, code):
+    """As seen in CI: rank 0 of 2 crashed in MindSpore's cluster library while it was being unloaded."""
+    (folder / "train.py").write_text(LATE.format(line=line, act=SEGFAULT))
+    found, out = launch(folder, "train.py", "2", free_port(), "logs", "True", "60", LAST="1", WAIT_S="2")
+    assert found == code, out
+    told = "mindswap: a worker crashed with SIGSEGV after the training was over: all steps are done"
+    assert (told in out) == (code == 0) != ("error: the training failed" in out)
+    assert "exit with exception. Error code: -11" in out  # what msrun says is passed on
+    assert not running_in(folder)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -2,17 +2,21 @@
 
 import contextlib
 import os
+import select
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from mindswap.command_line.parser import say, write_out
 from mindswap.errors import LaunchError, PolicyError, StoppedBySignal
 from mindswap.report.problems import format_problems
 from mindswap.rules.machine.software import has_cards
+from mindswap.runtime.attempt.watch import read_worker_exits
+from mindswap.runtime.crashes import crash_signal, is_training_over
 from mindswap.runtime.launcher_arguments import Job, parse_arguments, split_order, worker_command
 from mindswap.runtime.msrun import (
     PLAIN_FOR_MSRUN,
@@ -31,6 +35,8 @@ from mindswap.system.process_tree import become_subreaper, raise_process_limit, 
 from mindswap.system.scratch import plain_name
 from mindswap.system.signals import held_signals, signals_raise
 from mindswap.system.streams import prepare_streams, print_text
+
+POLL_S = 0.2  # how often the end of a process is looked for while it writes nothing
 
 USAGE = """usage: bash scripts/msrun_launch.sh EXECUTE_ORDER
        bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM
@@ -128,7 +134,12 @@ def _run_msrun(job: Job, command: list[str]) -> int:
         arguments = msrun_arguments(job, str(name), [python, *command], bind_core=has_cards())
         say(f"running: {shlex.join(['msrun', *arguments])}")
         say(f"logs: {folder.absolute()}")
-        code = _wait([*msrun, *arguments], worker_environment(os.environ, Path.cwd()), keep_workers=not job.join)
+        environment = worker_environment(os.environ, Path.cwd())
+        messages = BytesIO() if job.join else None
+        code = _wait([*msrun, *arguments], environment, keep_workers=not job.join, messages=messages)
+    exits = read_worker_exits(messages.getvalue().decode(errors="replace")) if messages else []
+    if code and exits and _has_crashed_late(folder, job, exits[0][1]):
+        return 0
     if code:
         print_text(f"mindswap: error: the training failed\n{failure_report(folder, job.ranks)}", is_message=True)
         return code if code > 0 else 128 - code
@@ -147,31 +158,71 @@ def _run_single_worker(job: Job, command: list[str]) -> int:
     environment = {**worker_environment(os.environ, Path.cwd()), "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as file:
         code = _wait([sys.executable, *command], environment, keep_workers=True, log=file)
+    if _has_crashed_late(folder, job, code):
+        return 0
     if code:
         print_text(f"mindswap: error: the training failed, exit code {code}\n    log: {log}", is_message=True)
     return code if code >= 0 else 128 - code
 
 
-def _wait(command: list[str], environment: dict[str, str], *, keep_workers: bool, log: BinaryIO | None = None) -> int:
+def _has_crashed_late(folder: Path, job: Job, exit_code: int) -> bool:
+    """Return whether a worker crashed after the training, which is told, because nothing is lost by it."""
+    crash = crash_signal(exit_code)
+    if not crash or not is_training_over(folder, job.ranks):
+        return False
+    say(f"a worker crashed with {crash} after the training was over: all steps are done, all files are written")
+    return True
+
+
+def _wait(
+    command: list[str],
+    environment: dict[str, str],
+    *,
+    keep_workers: bool,
+    log: BinaryIO | None = None,
+    messages: BinaryIO | None = None,
+) -> int:
     """Run a command to its end; if this process is stopped, all processes of the command are stopped.
 
-    With `log`, its output is also written there.
+    With `log`, all of its output is also written there; with `messages`, what it writes to stderr.
     """
     raise_process_limit()
     become_subreaper()
     with _stopping_all():
         # In a new session Ctrl-C reaches this process only, which then stops the others in order.
-        out, error = (subprocess.PIPE, subprocess.STDOUT) if log else (None, None)
+        out, error = (subprocess.PIPE, subprocess.STDOUT) if log else (None, subprocess.PIPE if messages else None)
         with held_signals():
             process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=out, stderr=error)
-        while log and process.stdout is not None and (block := os.read(process.stdout.fileno(), 1 << 16)):
-            log.write(block)
-            log.flush()
-            write_out(block)
+        if log:
+            _copy(process, process.stdout, log, write_out)
+        elif messages:
+            _copy(process, process.stderr, messages, _show_message)
         code = process.wait()
     if not (keep_workers and code == 0):
         stop_descendants()
     return code
+
+
+def _copy(
+    process: subprocess.Popen[bytes], stream: IO[bytes] | None, to: BinaryIO, show: Callable[[bytes], None]
+) -> None:
+    """Copy a stream of a process, and show it, until the process ends; its children may hold the stream open longer."""
+    if stream is None:
+        raise AssertionError("the stream is not a pipe")
+    while True:
+        if select.select([stream], [], [], POLL_S)[0]:
+            if not (block := os.read(stream.fileno(), 1 << 16)):
+                return
+            to.write(block)
+            to.flush()
+            show(block)
+        elif process.poll() is not None:
+            return
+
+
+def _show_message(block: bytes) -> None:
+    sys.stderr.buffer.write(block)
+    sys.stderr.flush()
 
 
 @contextlib.contextmanager

@@ -11,13 +11,12 @@ from mindswap.errors import LaunchError, PlanError, system_errors_as
 from mindswap.graph.capture_cache import from_plain, to_plain
 from mindswap.runtime.attempt.model import CLASSES, Corrections, Ended, NothingFits, Outcome, Planner, TrainingPlan
 from mindswap.runtime.attempt.watch import LogFollower, LogProgress, RunWatch, read_worker_exits
+from mindswap.runtime.crashes import KILLS, crash_signal
 from mindswap.runtime.msrun import failure_report, worker_log
 from mindswap.system.children import ask, tie_to_parent
 from mindswap.system.process_tree import stop_descendants, worker_ranks
 from mindswap.system.signals import held_signals
 
-# Signals that users or the system send to end a process; other signals are crashes.
-_KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The last log lines of the other workers arrive while msrun is already stopping them.
 DRAIN_S = 2.0
 MAX_KEPT_BYTES = 1 << 20
@@ -107,15 +106,16 @@ class Workers:
         pid, exit_code = next(iter(self._exits()), (None, code or 0))
         worker = 0 if pid is None else self._ranks.get(pid, 0)
         name = f"worker {worker}" if pid is not None or not self._has_msrun else "msrun"
-        if exit_code < 0 and -exit_code in _KILLS:
+        if -exit_code in KILLS:
             if exit_code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills:
                 return self._out_of_memory(worker, "killed by the system, whose memory ran out (oom_kill)")
             return Ended(Outcome.KILLED, self.step, f"{name} was killed by {signal.Signals(-exit_code).name}")
-        crash = f"    {name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
-        if crash and is_over:  # MindSpore on CPU sometimes crashes while it releases its resources
-            return Ended(Outcome.FINISHED, self.step, f"{crash.strip()} after the training was over")
         report = failure_report(self._folder, self._worker_ranks)
-        return Ended(Outcome.FAILED, self.step, crash + report, exit_code if exit_code > 0 else 1)
+        if not (crash := crash_signal(exit_code)):
+            return Ended(Outcome.FAILED, self.step, report, exit_code or 1)
+        if is_over:
+            return Ended(Outcome.FINISHED, self.step, f"{name} crashed with {crash} after the training was over")
+        return Ended(Outcome.FAILED, self.step, f"    {name} crashed with {crash}\n{report}", 1)
 
     def stop_all(self) -> None:
         """Stop all workers; their logs can still be read."""
