@@ -293,3 +293,20 @@ def test_a_text_of_a_module_is_found_once_a_line():
     '''
     found = list(TOOL.find_texts(textwrap.dedent(source)))
     assert found == ["{0}: it is {1} bytes", "fix:     make {0} or two of {1}"]
+
+
+@pytest.mark.parametrize(
+    ("words", "translated"),
+    [
+        (["plan", "--memory"], "mindswap plan：错误：参数 --memory：需要一个值"),
+        (["plna"], "mindswap：错误：参数 COMMAND：不支持 'plna'（可选值："),
+        (["check"], "mindswap check：错误：缺少必需的参数：CONFIG"),
+        (["plan", "x.yaml", "-o", "a", "--in-place"], "参数 --in-place：不能与 -o/--output 同时使用"),
+        (["plan", "x.yaml", "--jobs", "q"], "mindswap plan：错误：参数 --jobs：'q'：应为 1 到 256 之间的整数"),
+    ],
+)
+def test_what_argparse_says_of_wrong_arguments(monkeypatch, capsys, words, translated):
+    monkeypatch.setenv("MINDSWAP_LANG", "zh")
+    assert main(words) == 1
+    *_, last = capsys.readouterr().err.splitlines()
+    assert translated in last
