@@ -8,6 +8,7 @@ the memory itself: the storages of saved tensors leave the process's own memory 
 """
 
 import json
+import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -130,13 +131,12 @@ def train(folder: Path, job: Job) -> Run:
 
 def run_mindswap(words: list[str], folder: Path, num_workers: int = 1, log_dir: Path | None = None) -> str:
     """Run a command of mindswap; gives the output, of rank 0 where there are several."""
-    start = ["-m", "mindswap", *words]
-    command = [sys.executable, *start]
+    command = [sys.executable, "-m", "mindswap", *words]
     if num_workers > 1:
+        order = shlex.join(["run_mindformer.py", *words[1:]])
         command = [
-            str(Path(sys.executable).parent / "msrun"), f"--worker_num={num_workers}",
-            f"--local_worker_num={num_workers}", f"--master_port={free_port()}", f"--log_dir={log_dir}", "--join=True",
-            "python", *start,
+            "bash", str(ROOT / "scripts" / "msrun_launch.sh"), order,
+            str(num_workers), str(free_port()), str(log_dir), "True", "300",
         ]  # fmt: skip
     result = subprocess.run(
         command, cwd=folder, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not has_mindformers_2x(), reason="make test-2x runs it where MindFormers 2.x is"),
 ]
 
+LAUNCHER = Path(__file__).parents[3] / "scripts/msrun_launch.sh"
 SET = Path(__file__).parents[3] / "benchmarks/dryrun/trainer_set.yaml"
 LENGTH, NUM_TOKENS, NUM_STEPS, NUM_MICRO_BATCHES, NUM_STAGES = 16, 64, 2, 3, 2
 
@@ -53,15 +55,14 @@ def train(folder: Path, own_swap: bool) -> list[str]:
     """Logs of both workers."""
     folder.mkdir()
     file = pipeline_model(folder, own_swap)
-    binaries = Path(sys.executable).parent
-    launcher = [str(binaries / "msrun"), f"--worker_num={NUM_STAGES}", "--join=True"]
-    launcher += [f"--local_worker_num={NUM_STAGES}", f"--master_port={free_port()}", "--log_dir=log_msrun", "--"]
-    words = ["python", "-m", "mindswap", "run", "--config", str(file), "--device_target", "CPU"]
-    command = [*launcher, *words, "--output_dir", str(folder)]
-    environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"}
+    order = shlex.join(
+        ["run_mindformer.py", "--config", str(file), "--device_target", "CPU", "--output_dir", str(folder)]
+    )
+    command = ["bash", str(LAUNCHER), order, str(NUM_STAGES), str(free_port()), "log_msrun", "True", "300"]
+    environment = {**os.environ, "PYTHON": sys.executable}
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
     logs = [(folder / f"log_msrun/worker_{rank}.log").read_text("utf-8") for rank in range(NUM_STAGES)]
-    assert ended.returncode == 0, ended.stderr[-1000:] + logs[0][-2000:] + logs[1][-2000:]
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-1000:] + logs[0][-2000:] + logs[1][-2000:]
     return logs
 
 
