@@ -15,12 +15,10 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.ops import Primitive
 
-from mindswap.adapters.pynative.dispatch import recording
-from mindswap.adapters.pynative.hooks import Watch
 from mindswap.adapters.pynative.paths import CallPaths
+from mindswap.adapters.pynative.record_with import record_with
 from mindswap.adapters.pynative.saved_tensors import SavedTensor
 from mindswap.adapters.pynative.values import ValueBook, address_of, tensors_in
-from mindswap.errors import ApplyError
 from mindswap.pynative.trace import BACKWARD_KINDS, HELD, Event, EventKind, Operator, Save, Trace, TracedStorage
 
 
@@ -201,10 +199,14 @@ class Recorder:
     def read(self, packed):
         """Return the tensor of a save."""
         number, saved = packed
-        self._begin_backward()
-        self.events.append(Event(EventKind.READ, number, len(self.operators)))
+        self.note_read(number)
         saved.require_unmodified()
         return saved.tensor
+
+    def note_read(self, number: int) -> None:
+        """Record that backward reads a save."""
+        self._begin_backward()
+        self.events.append(Event(EventKind.READ, number, len(self.operators)))
 
     # -- called by the dispatch mode ----------------------------------------------------------------
 
@@ -272,17 +274,7 @@ def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], objec
     Raises:
         ApplyError: if the step has no backward pass through the layers.
     """
-    recorder = Recorder(network, layers, with_values)
-    watch = Watch(network, layers, recorder)
-    try:
-        with recording(recorder):
-            step()
-    finally:
-        watch.remove()
-    recorder.finish()
-    if recorder.trace is None:
-        raise ApplyError("the step had no backward pass through the layers: nothing was recorded")
-    return recorder.trace
+    return record_with(Recorder(network, layers, with_values), network, layers, step)
 
 
 def _is_on_cpu() -> bool:

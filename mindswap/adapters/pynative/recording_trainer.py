@@ -10,10 +10,10 @@ from typing import Any
 import mindspore as ms
 from mindformers.pynative.trainer import Trainer
 
+from mindswap.adapters.pynative.deferred_record import record_deferred
 from mindswap.adapters.pynative.layers_2x import layers_of
 from mindswap.adapters.pynative.measured_trainer import MeasuredTrainer
 from mindswap.adapters.pynative.one_in_flight import OneInFlight
-from mindswap.adapters.pynative.record import record
 from mindswap.pynative.trace import Trace
 
 NAMED_STEP, TRACKED_STEPS, RECORDED_STEP = 2, (3, 4), 5  # the first step makes the states of the optimizer
@@ -79,7 +79,7 @@ class RecordingTrainer(MeasuredTrainer):
                 run_forward()
                 run_backward()
 
-            self.recorded = record(network, layers_of(network), run, with_values=True)
+            self.recorded = record_deferred(network, layers_of(network), run)
             return
         for run in (lambda: None, run_forward, run_backward):
             run()
@@ -104,7 +104,7 @@ class RecordingTrainer(MeasuredTrainer):
             def run() -> None:
                 results.append(Trainer._forward_backward(self, model, inputs))
 
-            self.recorded = record(network, layers, run, with_values=True)
+            self.recorded = record_deferred(network, layers, run)
             return results[0]
         result = super()._forward_backward(model, inputs)
         if self.num_steps in MARKED_STEPS:

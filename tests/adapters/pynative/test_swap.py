@@ -407,6 +407,16 @@ def test_two_recordings_of_a_step_are_equal(parts, recorded):
     assert all(record(network, list(network.layers), step) == trace for _ in range(5))
 
 
+def test_asking_for_addresses_after_the_step_records_the_same(recorded):
+    from mindswap.adapters.pynative.deferred_record import record_deferred
+    from mindswap.adapters.pynative.record import record
+
+    network, step, _, trace = recorded
+    deferred = record_deferred(network, list(network.layers), step)
+    assert deferred == record(network, list(network.layers), step, with_values=True)
+    assert len(deferred.operators) == len(trace.operators) and all(each.inputs for each in deferred.operators[:3])
+
+
 def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
     """No call of MindSpore 2.9.0 reads a save again behind the pass; a later one that does gets the tensor whole."""
     import numpy as np
