@@ -77,7 +77,8 @@ def schedule_step(
         prefetch: `default_prefetch`, in layers.
         is_own_engine: whether mindswap's own executor swaps, by `LayerActions.distances`; MindFormers does otherwise.
     """
-    regions = Regions(index, actions, is_whole=is_own_engine)
+    # Without swap the executor does not run, and its hooks are not there.
+    regions = Regions(index, actions, is_whole=is_own_engine and any(each.distances for each in actions))
     moves = OwnMoves(index, actions, regions) if is_own_engine else UpstreamMoves(index, actions, regions, prefetch)
     return _Scheduler(index, regions, moves).build()
 

@@ -84,6 +84,16 @@ def test_an_own_copy_of_an_input_of_a_recomputed_cell_is_back_before_it_runs_aga
     assert first in waits and all(copy.fetch <= copy.wait for copy in schedule.copies)
 
 
+def test_without_swap_the_own_engine_recomputes_cells_as_mindspore_does():
+    """Its hooks, under which cells run again to their end, are there with swap only."""
+    recompute = (OpRecompute("self_attention.core_attention", ALL),)  # its last operators save nothing
+    alone = Policy(is_swap_enabled=True, select_recompute=recompute)
+    swapped = replace(alone, op_swap=(OpSwap("input_layernorm", Layers(0), 1),))
+    own = model_of(recorded(), is_own_engine=True)
+    assert own.schedule(alone).tasks == traced_model().schedule(alone).tasks
+    assert len(own.schedule(swapped).tasks) > len(own.schedule(alone).tasks)
+
+
 def test_parts_add_up_to_the_peak_and_the_loss_is_named():
     step = traced_model().simulate(KEEP)
     (stage,) = measure_stages(step.timeline, step.static)

@@ -111,13 +111,15 @@ def dry_run_trainer(
 
 
 def _own_effect(document: Document, request: TrainerRequest) -> SettingsEffect | None:
-    """Return the settings of each layer that mindswap's own executor swaps; None if HyperParallel does."""
+    """Return the settings of each layer that mindswap's own executor swaps; None if it does not run."""
     if document.value("mindswap", SWAP_ENGINE) != OWN_ENGINE or not isinstance(request.config.get("swap"), dict):
         return None
     own = {"mindswap": {SWAP_ENGINE: OWN_ENGINE}}
     short = document_from_data({**request.config, **own}, document.file, document)
     num_mtp_layers = find_mtp_layers(short)
     settings = read_pynative(short, request.num_layers)
+    if not settings.is_swap_enabled:
+        return None
     return compute_effect(settings, load_model(short, request.num_layers, num_mtp_layers))
 
 
