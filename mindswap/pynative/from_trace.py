@@ -64,12 +64,14 @@ class _GraphBuilder:
         produced = {value.memory for operator in self.trace.operators for value in operator.outputs}
         produced |= {value.memory for op in self.trace.operators for value in op.inputs if value.copy_of is not None}
         copies: dict[int, list[int]] = {}
+        copied: set[int] = set()
         for save in self.trace.saves:
             storage = self.trace.storages[save.storage]
-            is_first = all(save.storage not in storages for storages in copies.values())
+            is_first = save.storage not in copied
             is_unmade = storage.memory is None or storage.memory not in produced
             if is_first and is_unmade and not storage.protection and self.trace.operators[save.operator].is_forward:
                 copies.setdefault(save.operator, []).append(save.storage)
+                copied.add(save.storage)
         return copies
 
     def _origins(self) -> dict[int, int]:

@@ -70,14 +70,16 @@ class Regions:
                 name = self.names.get(saver)
                 if name is not None:
                     savers[(facts.micro_batch, *name)].append((saver, task))
+        operators: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for operator, name in self.names.items():
+            operators[name].append(operator)
         regions = {}
         for key, reads in savers.items():
             micro_batch, layer, path = key
             last = max(max(self.index.forward_tasks[micro_batch, saver], default=-1) for saver, _ in reads)
             tasks = sorted(
                 task
-                for operator, name in self.names.items()
-                if name == (layer, path)
+                for operator in operators[layer, path]
                 for task in self.index.forward_tasks[micro_batch, operator]
                 if not path or self.is_whole or task <= last
             )

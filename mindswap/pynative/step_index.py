@@ -103,6 +103,7 @@ class StepIndex:
         self._require_spans(spans)
         self.weight_views = tuple(self._weight_views())
         reads, self._storages, self._producers = self._reads(), self._storages_by_memory(), self._makers()
+        self._first_saves = {save.storage: save for save in reversed(trace.saves)}
         self.blocks = tuple(self._facts(block, reads) for block in memory.blocks)
 
     def layer_of(self, task: int) -> int | None:
@@ -197,7 +198,7 @@ class StepIndex:
 
     def _slice_bytes(self, storage: int) -> int:
         """Return the size of the first saved tensor of a storage if it is smaller than that; 0 otherwise."""
-        save = next(save for save in self.trace.saves if save.storage == storage)
+        save = self._first_saves[storage]
         size_bytes = tensor_bytes(save.shape, save.dtype)
         return size_bytes if 0 < size_bytes < self.trace.storages[storage].size_bytes else 0
 
