@@ -83,6 +83,7 @@ CHINESE = {
     "pynative-missing-key": "`layer_swap` 的条目需要 `layers`，`op_swap` 的条目需要 `op_name` 和 `layers`。",
     "pynative-missing-target": "某个模式或开关所需的键缺失或为空：MindFormers 拒绝。",
     "pynative-one-process": "batch 大小只够一个进程：MindFormers 2.1.0 单进程时既不 SWAP 也不重计算，且没有任何提示。",
+    "pynative-no-shards": "`data_parallel_shard: 0`：MindFormers 2.1.0 以它为除数，因此停止。负数表示全部 rank。",
     "pynative-chunk-loss": "`chunk_loss_num` 不是块数，或与 `calculate_per_token_loss` 并列，MindFormers 拒绝。",
     "pynative-no-layers": "层列表为空，条目没有意义。",
     "pynative-nothing-swapped": "SWAP 已打开，但不会做任何 SWAP：2.x 没有默认策略。",

@@ -8,7 +8,7 @@ from mindswap.config.nodes import Document, show
 from mindswap.config.render import document_from_data
 from mindswap.config.step_settings import StepSettings, read_step_settings
 from mindswap.errors import PlanError, PolicyError
-from mindswap.features.dryrun import count_stages, find_left_out, is_1f1b, num_micro_batches
+from mindswap.features.dryrun import count_stages, find_left_out, is_1f1b, num_micro_batches, read_shards
 from mindswap.features.recorded_2x import recorded_stages, trees_of
 from mindswap.features.simulate import LoadedStep
 from mindswap.policy.cell_tree import CellNode
@@ -50,10 +50,11 @@ def with_cards(document: Document, num_cards: int | None) -> Document:
         num_cards: cards of the training.
 
     Raises:
-        LaunchError: the batch cannot be distributed.
+        LaunchError: the batch cannot be distributed, or the parallel sizes do not fit the cards.
     """
     if num_cards is None:
         return document
+    read_shards(document, num_cards)
     data = document.data()
     samples = document.count("training", "local_batch_size") * num_micro_batches(document, num_cards)
     training = {**(data.get("training") or {}), "global_batch_size": samples}

@@ -29,6 +29,7 @@ from mindswap.features.dryrun.model_choice import ChosenModels, ModelChoice, Sim
 from mindswap.features.dryrun.page import standalone_curve
 from mindswap.features.dryrun.rank_runs import RankRun, RankRuns, run_folder
 from mindswap.features.dryrun.report import describe_basis, dry_run_to_json, format_dry_run
+from mindswap.features.dryrun.sharded_rank import read_shards
 from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun, stage_run
 from mindswap.features.dryrun.trainer import dry_run_trainer, find_left_out
 from mindswap.features.dryrun.trainer_config import (
@@ -39,7 +40,7 @@ from mindswap.features.dryrun.trainer_config import (
     require_valid_2x,
     switched_off_2x,
 )
-from mindswap.features.dryrun.trainer_report import TrainerDryRun, trainer_dry_run_to_json
+from mindswap.features.dryrun.trainer_report import TrainerDryRun, rank_lines, trainer_dry_run_to_json
 from mindswap.features.dryrun.trainer_run import has_mindformers_2x, recorder_versions, require_mindformers_2x
 from mindswap.features.dryrun.trainer_step import TrainerStep, WrapperEffect, join_stages
 from mindswap.features.dryrun.trainer_trace import (
@@ -62,7 +63,7 @@ __all__ = [
     "PARALLEL_KEYS", "DryRun", "DryRunOptions", "DryRunReport", "StatusCallback", "StepDryRun", "TrainerDryRun",
     "TrainerStep", "WrapperEffect", "count_stages", "describe_basis", "dry_run_step", "dry_run_to_json",
     "dry_run_trainer", "find_left_out", "graph_mode_text", "has_mindformers_2x", "is_1f1b", "join_stages",
-    "memory_limits", "num_micro_batches",
+    "memory_limits", "num_micro_batches", "rank_lines", "read_shards",
     "record_own_swap_step", "record_trainer_step", "recorder_versions",
     "require_mindformers_2x", "require_valid_2x", "run_stages", "switched_off_2x", "trace_request",
     "trainer_dry_run_to_json",

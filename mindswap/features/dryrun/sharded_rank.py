@@ -42,6 +42,11 @@ class Shards:
     expert_parallel: int
     is_resharded: bool
 
+    def __str__(self) -> str:
+        """Return the division in words."""
+        experts = f", expert_parallel {self.expert_parallel}" if self.expert_parallel > 1 else ""
+        return f"FSDP over {self.dense}{experts}"
+
 
 @dataclass(frozen=True)
 class ShardedRank:

@@ -86,7 +86,7 @@ def format_trainer_dry_run(report: TrainerDryRun, other: TrainerDryRun | None = 
     lines += _cell_lines(report.step)
     verdict = describe_budget(report.step.used_peak_bytes, report.budget_bytes, report.margin_permille)
     lines += ["", f"needs {format_bytes(report.step.used_peak_bytes)} without workspace: {verdict}".rstrip(": ")]
-    lines += [line for each in reports for line in _rank_lines(each)]
+    lines += [line for each in reports for line in rank_lines(each)]
     notes = dict.fromkeys(note for each in reports for note in each.notes)
     lines += [f"note: {note}" for note in notes]
     libraries = "CANN's own libraries" if report.has_cann else "stand-ins for CANN's libraries"
@@ -138,21 +138,22 @@ def table_rows(steps: Sequence[TrainerStep]) -> list[list[str]]:
     return [[name, *map(_mib, row)] for name, row in sizes.items()]
 
 
-def _rank_lines(report: TrainerDryRun) -> list[str]:
-    """Format the computed memory of a rank with FSDP and expert parallelism; nothing without."""
+def rank_lines(report: TrainerDryRun) -> list[str]:
+    """Return the lines on the computed memory of a rank with FSDP and expert parallelism; none without.
+
+    Args:
+        report: a dry run.
+    """
     rank = report.rank
     if rank is None:
         return []
     shards = rank.shards
-    divided = f"FSDP over {shards.dense}"
-    if shards.expert_parallel > 1:
-        divided = f"FSDP over {shards.dense}, expert_parallel {shards.expert_parallel}"
     gathered = "of two layers at once" if shards.is_resharded else "of all layers, which stay gathered"
     verdict = describe_budget(rank.max_peak_bytes, report.budget_bytes, report.margin_permille)
     if report.budget_bytes is not None and rank.max_peak_bytes > report.budget_bytes:
         verdict = f"it may not fit in {format_bytes(report.budget_bytes)}"
     return [
-        f"{report.title}, computed, not run: a rank of {format_count(shards.num_cards, 'card')} with {divided} has",
+        f"{report.title}, computed, not run: a rank of {format_count(shards.num_cards, 'card')} with {shards} has",
         f"  {_mib(rank.weight_bytes)} of weights, {_mib(rank.state_bytes)} of float32 weights and states, "
         f"{_mib(rank.gradient_bytes)} of gradients, {_mib(rank.gathered_bytes)} of all-gathered weights {gathered}",
         f"  and needs at most {format_bytes(rank.max_peak_bytes)}: {verdict}".rstrip(": "),

@@ -33,7 +33,7 @@ from mindswap.features.plan.batches_cli import (
     run_batches,
 )
 from mindswap.features.plan.make_plans import make_plans
-from mindswap.features.plan.pynative import is_model_2x, with_swappable_stages
+from mindswap.features.plan.pynative import cards_note, is_model_2x, with_swappable_stages
 from mindswap.features.plan.report import plan_to_json
 from mindswap.features.plan.states import is_states_pin
 from mindswap.features.plan.states_planner import StatesPlanner
@@ -209,7 +209,8 @@ def run(args: argparse.Namespace) -> int:
         attempts, trained, step_plan = make_plans(args, step, planner, objective, bar)
     gc.freeze()  # data of the search is kept until the end; a collection of it takes half a second
     warnings = budget_warning(step, step_plan.problem.budget_bytes), objective_warning(step_plan.plan, objective)
-    notes = [note for note in (*warnings, *step.model.caveats, *planner.notes) if note]
+    sharding = cards_note(step.document, args.cards)
+    notes = [note for note in (*warnings, sharding, *step.model.caveats, *planner.notes) if note]
     # The plan is printed before files are written, so that an error there does not lose a long search.
     if not args.json:
         remarks = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes)]

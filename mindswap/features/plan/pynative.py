@@ -9,6 +9,7 @@ from mindswap.config.parse import parse_document
 from mindswap.config.render import document_from_data
 from mindswap.config.section_edits import rewrite_section
 from mindswap.errors import PlanError
+from mindswap.features.dryrun import read_shards
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step_2x import is_2x, model_of_trees, policy_of_effect
 from mindswap.planner.problem import Allow, Plan
@@ -102,6 +103,22 @@ def no_swap_note(document: Document) -> str:
     if _has_chunks(document):
         return NO_SWAP_NOTE
     return "" if document.value(*ENGINE) == OWN_ENGINE else UPSTREAM_STAGES_NOTE
+
+
+def cards_note(document: Document, num_cards: int | None) -> str:
+    """Return what the plan of a file does not have of a training with so many cards; "" for nothing.
+
+    Args:
+        document: a configuration; MindFormers 1.9 has all of it.
+        num_cards: cards of the training; None for those of the configuration.
+    """
+    shards = read_shards(document, num_cards) if is_2x(document) else None
+    if shards is None:
+        return ""
+    return (
+        f"planned for one rank with everything: with {shards} a rank of {num_cards} cards holds less of weights, "
+        f"states and gradients. What it needs at most is computed from the plan's dry run (dryrun --cards {num_cards})"
+    )
 
 
 def _has_chunks(document: Document) -> bool:

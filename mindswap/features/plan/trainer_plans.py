@@ -12,6 +12,7 @@ from mindswap.features.dryrun import (
     StatusCallback,
     TrainerDryRun,
     dry_run_trainer,
+    rank_lines,
     trainer_dry_run_to_json,
 )
 from mindswap.features.plan.attempts import attempt_row, attempt_to_json
@@ -219,7 +220,9 @@ def format_trainer_attempts(attempts: Sequence[TrainerAttempt]) -> str:
         lines.append(f"the dry run failed: {last.failure}")
     elif last.dry_run is None:
         lines.append("no plan: with the extra memory of the dry run nothing fits into the budget\n    fix: more memory")
-    elif not last.fits:
+    elif last.fits:
+        lines += rank_lines(replace(last.dry_run, budget_bytes=last.budget_bytes, margin_permille=0))
+    else:
         needed = format_bytes(last.dry_run.step.used_peak_bytes)
         lines.append(f"no plan fits in the dry run after {len(attempts)}: it needs {needed}\n    fix: more memory")
     return "\n".join(lines)

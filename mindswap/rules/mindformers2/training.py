@@ -55,3 +55,17 @@ def chunk_loss(context: Context2x) -> Iterator[Finding]:
     elif node.value > 1 and context.document.value("model", "calculate_per_token_loss") is True:
         message = f"model.chunk_loss_num: {node.value}: MindFormers refuses it with calculate_per_token_loss: True"
         yield Finding(node.location, message, "one of the two", "calculate_per_token_loss: False")
+
+
+@rule(Level.ERROR)
+def no_shards(context: Context2x) -> Iterator[Finding]:
+    """`data_parallel_shard: 0`: MindFormers 2.1.0 divides by it and stops. A negative size means all ranks.
+
+    PASS: parallelism: {data_parallel_shard: -1}
+    FAIL: parallelism: {data_parallel_shard: 0}
+    """
+    node = context.document.get("parallelism", "data_parallel_shard")
+    if node is not None and is_int(node.value) and node.value == 0:
+        message = "parallelism.data_parallel_shard: 0: MindFormers divides the data parallel ranks by it, and stops"
+        allowed = "-1 for all data parallel ranks, or the number of ranks that share weights and states"
+        yield Finding(node.location, message, allowed, "-1")

@@ -15,7 +15,7 @@ from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.features.dryrun import graph_mode_text
 from mindswap.features.dryrun.trainer_config import trainer_request
-from mindswap.features.plan.pynative import with_swappable_stages
+from mindswap.features.plan.pynative import cards_note, with_swappable_stages
 from mindswap.features.plan.step_planner import StepPlanner
 from mindswap.features.plan.trainer_plans import changed_documents
 from mindswap.features.plan.written import planned_text
@@ -74,6 +74,25 @@ def test_cards_of_the_training_determine_the_micro_batches(record):
     assert times[1] < times[0] / 3
     with pytest.raises(LaunchError, match="global_batch_size 64 is no multiple of 3"):
         with_cards(many, 3)
+
+
+def test_sizes_that_do_not_fit_the_cards_are_refused_before_a_step_is_recorded(tmp_path, capsys):
+    """Nothing is in the cache, and a recording would need MindFormers 2.x."""
+    batch = {"local_batch_size": 1, "global_batch_size": 8}
+    config = {**document(training=batch).data(), "parallelism": {"data_parallel_shard": 3, "expert_parallel": 8}}
+    path = tmp_path / "odd.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert cli.main(["plan", str(path), "--cards", "8", "--memory", "1GiB"]) == 1
+    assert "with 8 cards FSDP has 4 of 8 data parallel ranks" in capsys.readouterr().err
+    with pytest.raises(LaunchError, match="FSDP has 4 of 8"):
+        with_cards(document_from_data(config, "odd.yaml"), 8)
+
+
+def test_a_plan_for_cards_says_what_its_figures_do_not_have():
+    many = document(training={"global_batch_size": 8}, parallelism={"data_parallel_shard": -1})
+    assert "with FSDP over 8 a rank of 8 cards holds less of weights" in cards_note(many, 8)
+    assert cards_note(many, None) == cards_note(many, 1) == ""
+    assert cards_note(document_from_data({"parallel_config": {}}, "graph.yaml"), 8) == ""
 
 
 def test_a_section_training_without_a_key_is_as_none():
