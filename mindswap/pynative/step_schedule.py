@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import repeat
 
 from mindswap.pynative.recomputed_regions import LayerActions, Region, Regions
 from mindswap.pynative.step_index import BlockFacts, StepIndex, TaskSpan
@@ -103,14 +104,16 @@ class _Scheduler:
         waiting: dict[int, list[Region]] = defaultdict(list)
         for region in self.regions.by_name.values():
             waiting[region.begin].append(region)
-        tasks = self.schedule.tasks
-        for number in range(len(self.index.memory.tasks)):
+        tasks, num_tasks = self.schedule.tasks, len(self.index.memory.tasks)
+        begin = 0
+        for number in (*sorted(waiting), num_tasks):
+            self.positions += range(len(tasks), len(tasks) + number - begin)
+            tasks += zip(range(begin, number), repeat(False), strict=False)
+            begin = number
             for region in sorted(waiting.get(number, ()), key=lambda region: region.tasks[0]):
                 for task in region.tasks:
                     region.positions[task] = len(tasks)
                     tasks.append((task, True))
-            self.positions.append(len(tasks))
-            tasks.append((number, False))
 
     # -- blocks -----------------------------------------------------------------------------------
 

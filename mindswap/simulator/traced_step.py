@@ -5,6 +5,7 @@ pieces, gradients, the optimizer. A policy changes the lifetimes of activations 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -100,6 +101,7 @@ class TracedStepModel(StepModel2x):
         self._task_labels, self.texts = label_tasks(self.index)
         self._task_ns = task_durations_ns(self.index, captured.graph, costs)
         self._roles = find_roles(self.index, self._task_labels, self.texts, self.layer_indices)
+        self._tasks = self._ops_of_tasks()
         self._cells = {
             tree: {".".join(path) for path, node in tree.walk() if not node.is_primitive}
             for tree in set(captured.trees)
@@ -233,22 +235,24 @@ class TracedStepModel(StepModel2x):
             contended_permille=self.costs.device.contended_permille,
         )
 
-    def _ops(self, schedule: Schedule) -> Ops:
+    def _ops_of_tasks(self) -> Ops:
+        """Return the tracked tasks as operators, without those that run once more."""
         tasks = self.step_memory.tasks
-        numbers = np.array([task for task, _ in schedule.tasks])
         kinds = {FORWARD: OpKind.FORWARD, BACKWARD: OpKind.BACKWARD, OPTIMIZER: OpKind.BACKWARD}
-        kind = [
-            OpKind.RECOMPUTE if is_recomputed else kinds[tasks[task].phase] for task, is_recomputed in schedule.tasks
-        ]
-        layers = [-1 if (layer := self.index.layer_of(task)) is None else self.layer_indices[layer] for task in numbers]
+        layers = map(self.index.layer_of, range(len(tasks)))
         return Ops(
-            duration_ns=np.array(self._task_ns, np.int64)[numbers],
-            kind=np.array(kind, np.int8),
-            wait_op=np.full(len(numbers), NO_OP, np.int64),
-            layer=np.array(layers, np.int32),
-            micro_batch=np.array([tasks[task].micro_batch for task in numbers], np.int32),
-            label=np.array(self._task_labels, np.int32)[numbers],
+            duration_ns=np.array(self._task_ns, np.int64),
+            kind=np.array([kinds[task.phase] for task in tasks], np.int8),
+            wait_op=np.full(len(tasks), NO_OP, np.int64),
+            layer=np.array([-1 if layer is None else self.layer_indices[layer] for layer in layers], np.int32),
+            micro_batch=np.array([task.micro_batch for task in tasks], np.int32),
+            label=np.array(self._task_labels, np.int32),
         )
+
+    def _ops(self, schedule: Schedule) -> Ops:
+        numbers, is_recomputed = np.array(schedule.tasks, np.int64).reshape(-1, 2).T
+        ops = self._tasks.rows(numbers)
+        return replace(ops, kind=np.where(is_recomputed == 1, np.int8(OpKind.RECOMPUTE), ops.kind))
 
     def _copies(self, copies: Sequence[Copy]) -> Copies:
         device = self.costs.device
@@ -297,6 +301,10 @@ class TracedStepModel(StepModel2x):
             if self.index.blocks[lifetime.block].is_permanent and lifetime.copy < 0:
                 continue  # static memory
             role = self._roles[lifetime.block]
+            if lifetime.purpose is Purpose.TRACKED:  # most of them, and looking up an enumeration is slow
+                end = min(lifetime.end, last)
+                yield lifetime.size_bytes, min(lifetime.begin, last), end, role.kind, role.part, role.label, role.layer
+                continue
             kind = _KINDS.get(lifetime.purpose, role.kind)
             part = _PARTS.get(lifetime.purpose, role.part)
             if lifetime.purpose is Purpose.FORWARD_ONLY and part is MemoryPart.SAVED_ACTIVATIONS:
