@@ -1,4 +1,7 @@
-"""The graph that MindSpore compiles, run operator by operator: the four cases, and Qwen3 with recompute mixed in."""
+"""The graph that MindSpore compiles, run operator by operator.
+
+The four cases, a Llama whose recomputed layers have swapped inputs or no output, and Qwen3 with recompute mixed in.
+"""
 
 import json
 
@@ -23,7 +26,15 @@ COPIED = {
     "case2_layer_swap": (2 * 17, 2 * (ATTENTION + FEED_FORWARD + REST)),
     "case3_op_swap": (4 * 6 + 2 * 5, 4 * ATTENTION + 2 * FEED_FORWARD),
     "case4_swap_and_recompute": (4 * 6 + 2 * 5, 4 * ATTENTION + 2 * FEED_FORWARD),
+    # Layers 0 and 1 are one group of recomputed layers; layers 2 and 3 swap both sums, the inputs of their cells.
+    "recomputed layers": (2 * 2, 2 * 2 * 32 * KIB),
 }
+CASES = tuple(COPIED)[:4]
+
+
+# Swap of the inputs of recomputed layers: every cell is recomputed, and `add` is swapped.
+LLAMA_CELLS = ("attention_norm", "attention", "ffn_norm", "feed_forward")
+QWEN3_CELLS = ("input_layernorm", "self_attention", "pre_mlp_layernorm", "mlp")
 
 
 def execute(*configs):
@@ -36,8 +47,9 @@ def execute(*configs):
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("qwen3")
-    mixed = op_swap((r"self_attention\.core_attention", 7, [1, 3]), ("mlp", 4, [2]))
-    edits = {"swap_config": mixed, "recompute_config": {"recompute": False, "select_recompute": {"mlp": [0]}}}
+    mixed = op_swap((r"self_attention\.core_attention", 7, [1]), ("mlp", 4, [2]), ("add", 3, [3]))
+    select = {**{cell: [3] for cell in QWEN3_CELLS}, "mlp": [0, 3]}
+    edits = {"swap_config": mixed, "recompute_config": {"recompute": False, "select_recompute": select}}
     config = folder / "mixed.yaml"
     config.write_text(yaml.safe_dump(edited(yaml.safe_load(QWEN3.read_text()), edits)))
     return execute(QWEN3, config)
@@ -64,15 +76,24 @@ def test_qwen3_gives_equal_gradients_with_swap_and_with_swap_and_recompute(qwen)
 def test_qwen3_copies_once_for_nothing(qwen):
     """`mlp` of layer 2 names linear_fc1, too: 64 tokens of 2 * 128 numbers of 4 B leave, and a split reads them."""
     result = qwen[1]
-    # Layers 1 and 3: q, attention output 8 KiB (64 * 64 * 2 B), k, v 4 KiB, two statistics of 8 KiB (4 * 64 * 8 * 4 B)
-    # and an empty output of 2 B; layer 2: outputs of SiLU and Mul, 32 KiB each, and 64 KiB for nothing.
-    assert (result["num_copies"], result["num_one_way"]) == (2 * 7 + 2, 1)
-    assert result["offloaded_bytes"] == 2 * (40 * KIB + 2) + 2 * 32 * KIB + 64 * KIB
+    # Layer 1: q, attention output 8 KiB (64 * 64 * 2 B), k, v 4 KiB, two statistics of 8 KiB (4 * 64 * 8 * 4 B)
+    # and an empty output of 2 B; layer 2: outputs of SiLU and Mul, 32 KiB each, and 64 KiB for nothing; layer 3: the
+    # first of its two sums, 16 KiB (64 * 64 * 4 B). Its last one is read through a `Depend`, which makes no copy.
+    assert (result["num_copies"], result["num_one_way"]) == (7 + 2 + 1, 1)
+    assert result["offloaded_bytes"] == (40 * KIB + 2) + 2 * 32 * KIB + 64 * KIB + 16 * KIB
 
 
 @pytest.fixture(scope="module")
-def cases():
-    return dict(zip(COPIED, execute(*(CPU_CASES / f"{name}.yaml" for name in COPIED)), strict=True))
+def cases(tmp_path_factory):
+    edits = {
+        "swap_config": op_swap(("add", 3, [2, 3])),
+        "recompute_config": {"recompute": [0, 1], "select_recompute": dict.fromkeys(LLAMA_CELLS, [2, 3])},
+        "mindswap": {"cpu_stand_ins": True, "output_recompute": [0]},
+    }
+    recomputed = tmp_path_factory.mktemp("llama") / "recomputed.yaml"
+    recomputed.write_text(yaml.safe_dump(edited(yaml.safe_load((CPU_CASES / f"{CASES[0]}.yaml").read_text()), edits)))
+    configs = (*(CPU_CASES / f"{name}.yaml" for name in CASES), recomputed)
+    return dict(zip(COPIED, execute(*configs), strict=True))
 
 
 @pytest.mark.parametrize("name", COPIED)
