@@ -1,4 +1,4 @@
-"""Longest sequence that fits the card, and step time of long ones: full recompute, inputs swapped, and plans.
+"""Longest sequence that fits the card, and step time of long ones: full recompute, its inputs swapped, and plans.
 
     git clone https://github.com/mindspore-lab/mindformers
     python benchmarks/long_sequences.py mindformers                  # every row: an hour
@@ -28,10 +28,10 @@ DECLARED = Path(__file__).resolve().parent / "long_sequences.yaml"
 GIB = 2**30
 STEP_TOKENS = 16384  # longest sequences are multiples of this
 MOST_TOKENS = 1 << 20
-SWAPPED = "recompute-swap"
+SWAPPED = ("recompute-swap", "recompute-swap-norms")
 BUDGET_GIB = 55.1  # 58 GiB, of the 64 GB of the card, less the margin of 5 % that `mindswap plan` keeps
 HEADER = ("model and split", "tokens", "method", "step s", "tokens/s/card", "peak GiB", "fits")
-ROW = "{:<44} {:>8} {:<16} {:>8} {:>14} {:>9} {:>5}"
+ROW = "{:<44} {:>8} {:<20} {:>8} {:>14} {:>9} {:>5}"
 
 
 @dataclass(frozen=True)
@@ -122,15 +122,15 @@ def read_cases(declared: dict[str, Any], checkout: Path) -> Iterator[Case]:
 
 
 def measure(case: Case, tokens: int, with_plan: bool = True) -> list[Point]:
-    """Full recompute, the same with the inputs of the cells swapped, and the plan for the card."""
+    """Full recompute, the same with inputs of cells (and outputs of norms) swapped, and the plan for the card."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "long.yaml"
         path.write_text(yaml.safe_dump(case.configuration(tokens), sort_keys=False), "utf-8")
         device = ("--device", case.device, "--memory", f"{BUDGET_GIB}GiB")
-        own, swapped = run_command("compare", str(path), SWAPPED, *device)["configurations"]
+        runs = run_command("compare", str(path), *SWAPPED, *device)["configurations"]
         points = [
             Point(method, run["step_time_ns"], run["peak_bytes"], run["peak_bytes"], run["fits"])
-            for method, run in (("full recompute", own), (SWAPPED, swapped))
+            for method, run in zip(("full recompute", *SWAPPED), runs, strict=True)
         ]
         if with_plan:
             plan = run_command("plan", str(path), "--no-verify", *device)
