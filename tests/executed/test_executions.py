@@ -87,7 +87,7 @@ def test_qwen3_copies_once_for_nothing(qwen):
 def cases(tmp_path_factory):
     edits = {
         "swap_config": op_swap(("add", 3, [2, 3])),
-        "recompute_config": {"recompute": [0, 1], "select_recompute": dict.fromkeys(LLAMA_CELLS, [2, 3])},
+        "recompute_config": {"recompute": [0, 1], "select_recompute": {cell: [2, 3] for cell in LLAMA_CELLS}},
         "mindswap": {"cpu_stand_ins": True, "output_recompute": [0]},
     }
     recomputed = tmp_path_factory.mktemp("llama") / "recomputed.yaml"
