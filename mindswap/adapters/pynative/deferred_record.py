@@ -17,6 +17,7 @@ from mindspore.ops import Primitive
 from mindswap.adapters.pynative.paths import Path
 from mindswap.adapters.pynative.record import Recorder
 from mindswap.adapters.pynative.record_with import record_with
+from mindswap.pynative.step_memory import MARK
 from mindswap.pynative.trace import EventKind, Trace
 
 
@@ -60,6 +61,7 @@ class DeferredRecorder:
         self._calls: list[Callable[[], object]] = []
         self._num_saves = 0
         self._is_forward = True
+        self._is_mark = False
 
     def begin(self, inputs: Any) -> None:
         """Start a pass; one that was noted before is discarded."""
@@ -97,13 +99,18 @@ class DeferredRecorder:
         return tensor
 
     def begin_operator(self, name: str, args: Any) -> None:
-        """Note the start of an operator."""
+        """Note the start of an operator; those that separate the phases of a step belong to no network."""
+        self._is_mark = name == MARK
+        if self._is_mark:
+            return
         primitive = next((arg for arg in args if isinstance(arg, Primitive)), None)
         self._noted_paths.noted.append(self.paths.of_operator(name, primitive, self._is_forward))
         self._calls.append(lambda: self._recorder.begin_operator(name, args))
 
     def end_operator(self, outputs: Any) -> None:
         """Note the outputs of an operator."""
+        if self._is_mark:
+            return
         self._calls.append(lambda: self._recorder.end_operator(outputs))
 
     def finish(self) -> None:

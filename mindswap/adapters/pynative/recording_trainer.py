@@ -1,4 +1,4 @@
-"""Trainer of MindFormers 2.x that notes the operators of a step, and records those of another one.
+"""Trainer of MindFormers 2.x that marks the phases of some steps, and records a pass of the last one.
 
 Imported after `hyper_parallel` and MindSpore are prepared.
 """
@@ -16,8 +16,8 @@ from mindswap.adapters.pynative.measured_trainer import MeasuredTrainer
 from mindswap.adapters.pynative.one_in_flight import OneInFlight
 from mindswap.pynative.trace import Trace
 
-NAMED_STEP, TRACKED_STEPS, RECORDED_STEP = 2, (3, 4), 5  # the first step makes the states of the optimizer
-MARKED_STEPS = (NAMED_STEP, *TRACKED_STEPS)
+TRACKED_STEPS, RECORDED_STEP = (2, 3), 4  # the first step makes the states of the optimizer
+MARKED_STEPS = (*TRACKED_STEPS, RECORDED_STEP)
 
 
 class _NameList(ms.MsDispatchMode):
@@ -33,14 +33,14 @@ class _NameList(ms.MsDispatchMode):
 
 
 class RecordingTrainer(MeasuredTrainer):
-    """Trainer that notes the operators of one step, and records those of another one.
+    """Trainer that marks the phases of some steps, and in the last one notes all operators and records a pass.
 
     Arguments as for `MeasuredTrainer`.
 
     Attributes:
         num_steps: steps so far.
         recorded: trace of a pass; None before.
-        noted: names of the operators of `NAMED_STEP`.
+        noted: names of all operators of `RECORDED_STEP`.
     """
 
     def __init__(self, config: dict[str, Any], train_dataset: Any):
@@ -64,7 +64,7 @@ class RecordingTrainer(MeasuredTrainer):
         self.num_steps += 1
         if self.num_steps not in MARKED_STEPS:
             return run()
-        with self.noted if self.num_steps == NAMED_STEP else nullcontext():
+        with self.noted if self.num_steps == RECORDED_STEP else nullcontext():
             _mark()
             result = run()
             _mark()
@@ -77,9 +77,12 @@ class RecordingTrainer(MeasuredTrainer):
 
             def run() -> None:
                 run_forward()
+                _mark()
                 run_backward()
 
+            _mark()
             self.recorded = record_deferred(network, layers_of(network), run)
+            _mark()
             return
         for run in (lambda: None, run_forward, run_backward):
             run()
@@ -105,6 +108,7 @@ class RecordingTrainer(MeasuredTrainer):
                 results.append(Trainer._forward_backward(self, model, inputs))
 
             self.recorded = record_deferred(network, layers, run)
+            _mark()
             return results[0]
         result = super()._forward_backward(model, inputs)
         if self.num_steps in MARKED_STEPS:

@@ -5,11 +5,11 @@
 As `trainer_dry_run`, without swap and recompute; the request has `text` as well, the configuration to store. The
 operators are those of Ascend: fused attention, bfloat16, views without copies.
 
-Steps are those of `recording_trainer`. In `NAMED_STEP` the names of all operators are noted. That keeps some tensors
-for longer, so memory is that of `TRACKED_STEPS`, in which nothing is noted and MindSpore's memory tracker writes down
-every block; operators `MARK` separate the phases of these steps. The tracked step with the lowest peak counts: a loaded
-host may free later than a training would. In `RECORDED_STEP` the operators are recorded with their tensors and with
-what autograd saves, which holds all tensors. Of a pipeline stage one micro-batch after the other runs.
+Steps are those of `recording_trainer`. Operators `MARK` separate the phases of `TRACKED_STEPS` and `RECORDED_STEP`.
+Memory is that of the tracked steps, in which the memory tracker writes down every block; the one with the lowest
+peak counts, as a loaded host may free later than a training would. In the recorded step the names of all operators are
+noted, and one pass is recorded with its tensors and with what autograd saves, which holds all tensors. Of a pipeline
+stage one micro-batch after the other runs.
 """
 
 import sys
@@ -41,7 +41,6 @@ def trace(config: dict[str, Any], sample: dict[str, Any], text: str) -> dict[str
     from mindswap.adapters.graph.apply import read_tree
     from mindswap.adapters.pynative.layers_2x import layers_of
     from mindswap.adapters.pynative.recording_trainer import (
-        NAMED_STEP,
         RECORDED_STEP,
         TRACKED_STEPS,
         RecordingTrainer,
@@ -63,7 +62,7 @@ def trace(config: dict[str, Any], sample: dict[str, Any], text: str) -> dict[str
     return {
         "trace": dump_trace(RecordedStep(trainer.recorded, trees, text, versions, NOTES)),
         "names": names,
-        "num_marks_before": names.count(MARK) * (chosen - NAMED_STEP),
+        "num_marks_before": names.count(MARK) * (chosen - TRACKED_STEPS[0]),
         "layer_indices": trainer.layer_indices,
         "weight_bytes": trainer.weight_bytes,
         "state_bytes": trainer.state_bytes,
