@@ -8,15 +8,14 @@ has its layer and path. A task without an operator (a copy that a kernel makes, 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mindswap.errors import DataError
+from mindswap.pynative.launched_operators import MARK, Segment, find_operators
 
 if TYPE_CHECKING:
     from mindswap.pynative.trace import Trace
 
-MARK = "AsinhExt"  # operator that separates the phases of a tracked step; no network has it
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 NO_OPERATOR = -1
 # The pool adds up to so much to the size of a tensor: 512 bytes for its header, and alignment to 512 bytes.
@@ -24,8 +23,6 @@ POOL_EXTRA_BYTES = 1536
 # Operators between the one that makes a tensor and the last launch before its allocation, or the other way round: with
 # 8 and 2 all but 1 of 163 saved tensors of a Qwen3 are found, with 0 and 0 97.
 MAX_QUEUED, MAX_EARLY = 8, 2
-# Names in a row that only one of two lists has, at most; up to `NEAR` one equal name ends them, behind that two.
-MAX_MISSING, NEAR = 64, 3
 
 
 @dataclass(frozen=True)
@@ -90,13 +87,6 @@ class TrackedBlock(NamedTuple):
     use_ticks: Sequence[int]
 
 
-class _Segment(NamedTuple):
-    phase: str
-    micro_batch: int
-    begin: int  # first task
-    end: int  # task after the last one, a mark
-
-
 def read_step_memory(
     trace: "Trace",
     names: Sequence[str],
@@ -120,7 +110,7 @@ def read_step_memory(
     marks = marks[sizes["num_marks_before"] :][: names.count(MARK)]
     segments = list(_segments(marks))
     first, last = marks[0], marks[-1]
-    operators = _operators_of_tasks(trace, names, [name for _, name in tasks], segments)
+    operators = find_operators(trace, names, [name for _, name in tasks], segments)
     step_tasks = tuple(
         Task(tasks[index][1], segment.phase, segment.micro_batch, operators.get(index, NO_OPERATOR))
         for segment in segments
@@ -143,7 +133,7 @@ def read_step_memory(
     return StepMemory(step_tasks, found, sizes["weight_bytes"], sizes["state_bytes"], sizes["peak_bytes"])
 
 
-def _segments(marks: Sequence[int]) -> Iterator[_Segment]:
+def _segments(marks: Sequence[int]) -> Iterator[Segment]:
     """Yield the phases of a step, which cover it: marks are at its ends and around forward and behind backward."""
     if len(marks) < 5 or len(marks) % 3 != 2:
         raise DataError(
@@ -152,89 +142,10 @@ def _segments(marks: Sequence[int]) -> Iterator[_Segment]:
     begin = marks[0]
     for micro_batch, index in enumerate(range(1, len(marks) - 1, 3)):
         _, forward_end, backward_end = marks[index : index + 3]
-        yield _Segment(FORWARD, micro_batch, begin, forward_end)
-        yield _Segment(BACKWARD, micro_batch, forward_end, backward_end)
+        yield Segment(FORWARD, micro_batch, begin, forward_end)
+        yield Segment(BACKWARD, micro_batch, forward_end, backward_end)
         begin = backward_end
-    yield _Segment(OPTIMIZER, micro_batch, begin, marks[-1])
-
-
-def _operators_of_tasks(
-    trace: "Trace", names: Sequence[str], task_names: Sequence[str], segments: Sequence[_Segment]
-) -> dict[int, int]:
-    """Return the operator of each task of forward and backward, by index of the task."""
-    recorded = [operator.name for operator in trace.operators]
-    parts = iter(_parts_between_marks(names))
-    operators: dict[int, int] = {}
-    of_pass: list[int] = []  # tasks of forward and backward of a micro-batch, one for each noted name
-    behind: dict[int, int] = {}  # task without a name -> the next one with a name
-    for segment in segments:
-        noted = [name for _ in range(2 if segment.phase == FORWARD else 1) for name in next(parts, [])]
-        tasks = [task for task in range(segment.begin, segment.end) if task_names[task] != MARK]
-        matched = set(find_common([task_names[task] for task in tasks], noted))
-        waiting: list[int] = []
-        for index, task in enumerate(tasks):
-            waiting.append(task)
-            if index in matched:
-                behind |= dict.fromkeys(waiting, task)
-                waiting.clear()
-                of_pass.append(task)
-        if segment.phase == BACKWARD:
-            operators |= _align([task_names[task] for task in of_pass], of_pass, recorded)
-        if segment.phase != FORWARD:
-            of_pass = []
-    return {task: operators[following] for task, following in behind.items() if following in operators}
-
-
-def _parts_between_marks(names: Sequence[str]) -> list[list[str]]:
-    """Return the names between marks; the first part is between the first and the second mark."""
-    parts: list[list[str]] = []
-    for name in names:
-        if name == MARK:
-            parts.append([])
-        elif parts:
-            parts[-1].append(name)
-    return parts
-
-
-def find_common(launched: Sequence[str], noted: Sequence[str]) -> Iterator[int]:
-    """Yield the launches that were noted, in order: of both lists some names are missing in the other one.
-
-    Where they differ, the nearest pair of equal names is searched; far away the next names have to be equal as well.
-    """
-    first, second = 0, 0
-    while first < len(launched) and second < len(noted):
-        if launched[first] != noted[second]:
-            first, second = _next_pair(launched, noted, first, second)
-            continue
-        yield first
-        first, second = first + 1, second + 1
-
-
-def _next_pair(launched: Sequence[str], noted: Sequence[str], first: int, second: int) -> tuple[int, int]:
-    for distance in range(1, MAX_MISSING):
-        length = 1 if distance <= NEAR else 2
-        for skipped in range(distance + 1):
-            pair = first + distance - skipped, second + skipped
-            if launched[pair[0] : pair[0] + length] == noted[pair[1] : pair[1] + length] != []:
-                return pair
-    return first + 1, second + 1
-
-
-def _align(names: Sequence[str], tasks: Sequence[int], recorded: Sequence[str]) -> dict[int, int]:
-    """Return the recorded operator of each task, by equal names in the same order."""
-    skipped = len(names) - len(recorded)  # before forward of the network nothing is recorded
-    if skipped >= 0 and list(names[skipped:]) == list(recorded):
-        return {task: index for index, task in enumerate(tasks[skipped:])}
-    matcher = SequenceMatcher(None, names, recorded, autojunk=False)
-    pairs = {
-        tasks[run.a + offset]: run.b + offset for run in matcher.get_matching_blocks() for offset in range(run.size)
-    }
-    if len(pairs) * 10 < len(recorded) * 9:
-        raise DataError(
-            f"{len(pairs)} of {len(recorded)} recorded operators are in the tracked step\n"
-            "    fix:     report this with the configuration"
-        )
-    return pairs
+    yield Segment(OPTIMIZER, micro_batch, begin, marks[-1])
 
 
 def _memories(trace: "Trace", tasks: Sequence[Task], blocks: Sequence[MemoryBlock]) -> list[int]:

@@ -3,16 +3,15 @@
 import pytest
 
 from mindswap.errors import DataError
+from mindswap.pynative.launched_operators import MARK, find_common
 from mindswap.pynative.recomputed_regions import LayerActions
 from mindswap.pynative.step_index import StepIndex, tensor_bytes
 from mindswap.pynative.step_memory import (
     BACKWARD,
     FORWARD,
-    MARK,
     NO_OPERATOR,
     OPTIMIZER,
     TrackedBlock,
-    find_common,
     read_step_memory,
 )
 from mindswap.pynative.step_schedule import Purpose, schedule_step
@@ -57,6 +56,17 @@ def test_tasks_have_their_phase_and_operator():
     assert [task.phase for task in tasks] == [FORWARD] * 6 + [BACKWARD] * 3 + [OPTIMIZER] * 2
     # `Contiguous` was noted by nobody: it belongs to the operator that comes next.
     assert [task.operator for task in tasks] == [NO_OPERATOR] * 3 + [0, 1, 1, NO_OPERATOR, 2, 3] + [NO_OPERATOR] * 2
+
+
+def test_a_later_micro_batch_has_the_operators_of_the_first_one():
+    """It adds gradients, and fewer of its operators are noted: the first `Square` is not."""
+    launches = [*LAUNCHES[1:11], "Ones", MARK, "Square", "Contiguous", "Square", MARK, "Mul", "Add", "Mul", "Add", MARK]
+    names = [*NAMES[:9], "Ones", MARK, "Square", MARK, "Mul", "Add", "Mul", "Add", MARK, "AddExt", MARK]
+    tasks = [(2 * position, name) for position, name in enumerate([*launches, "AddExt", MARK])]
+    memory = read_step_memory(two_layers(), names, tasks, [], SIZES)
+    later = [task.operator for task in memory.tasks if task.micro_batch == 1 and task.phase != OPTIMIZER]
+    none = NO_OPERATOR
+    assert later == [none, none, none, 0, 1, 1, none, 2, none, 3, none]
 
 
 def test_blocks_are_cut_to_the_step_and_have_the_memory_that_their_users_read():

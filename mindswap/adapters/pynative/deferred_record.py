@@ -17,7 +17,7 @@ from mindspore.ops import Primitive
 from mindswap.adapters.pynative.paths import Path
 from mindswap.adapters.pynative.record import Recorder
 from mindswap.adapters.pynative.record_with import record_with
-from mindswap.pynative.step_memory import MARK
+from mindswap.pynative.launched_operators import MARK
 from mindswap.pynative.trace import EventKind, Trace
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from mindswap.adapters.pynative.trainer_dry_run import answer_request, prepare, synthetic_data
 from mindswap.errors import LaunchError
-from mindswap.pynative.step_memory import MARK
+from mindswap.pynative.launched_operators import MARK
 from mindswap.pynative.trace import RecordedStep, dump_trace
 
 NOTES = ("recorded with the trainer of MindFormers 2.x in MindSpore's dry run on the Ascend backend, without a card",)
