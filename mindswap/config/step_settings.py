@@ -9,6 +9,7 @@ from mindswap.config.sequence_pieces import SEQUENCE_KEY, has_interleaved_halves
 from mindswap.config.weight_sharding import (
     OPTIMIZER_CONFIG,
     WeightSharding,
+    is_split,
     read_weight_sharding,
     shards_head_over_data,
 )
@@ -60,6 +61,7 @@ class StepSettings:
     is_decaying: bool = False  # `optimizer.weight_decay` is more than 0
     is_rate_constant: bool = False  # the learning rate is the same in every step, a constant of the graph
     has_interleaved_halves: bool = False  # layers alternate between two halves of the batch (`fine_grain_interleave`)
+    is_split: bool = False  # operators are split by strategies: `parallel_mode` is semi-auto or auto
     is_newer: bool = False  # a newer model of MindFormers (`use_legacy: False`)
     is_head_sharded: bool = False  # over data parallel ranks, too (`shards_head_over_data`)
     is_launched_at_once: bool = False  # jit_level O2: the host launches the whole graph, not each kernel
@@ -71,6 +73,11 @@ class StepSettings:
     def num_micro_steps(self) -> int:
         """Number of forward and backward passes per step: one per micro-batch and sequence piece."""
         return self.num_micro_batches * self.num_sequences
+
+    @property
+    def is_compiled_without_swap(self) -> bool:
+        """Return whether swap is off in a step of one micro-batch; MindFormers then switches lazy_inline off."""
+        return self.num_micro_steps == 1 and not self.sharding.is_cast_after_gather
 
     @property
     def inlines_layers(self) -> bool:
@@ -184,6 +191,7 @@ def read_step_settings(document: Document) -> StepSettings:
         is_decaying=document.value("optimizer", "weight_decay") not in (None, 0),
         is_rate_constant=_is_rate_constant(document),
         has_interleaved_halves=has_interleaved_halves(document),
+        is_split=is_split(document),
         is_newer=not document.is_legacy,
         is_launched_at_once=document.value("context", "jit_config", "jit_level") == "O2",
         # SOMAS plans no graph with dynamic shapes, and positions of the pieces of a sequence are tensors (`DoSomas` of

@@ -163,6 +163,7 @@ NO_WORK_OPS = _of_class(OpClass.NONE)
 # Types without memory of their own: views and tuples share the memory of their inputs, Load that of the weight.
 NO_MEMORY_OPS = VIEW_OPS | TUPLE_OPS | (WEIGHT_OPS & NO_WORK_OPS)
 MATMUL_OPS = _of_class(OpClass.MATMUL)
+NORM_OPS = _of_class(OpClass.NORM)
 # Matrix products with a split rule.
 PRODUCT_OPS = frozenset(name for name, line in _BY_NAME.items() if line.split_rule is SplitRule.PRODUCT)
 COMMUNICATION_OPS = _of_class(OpClass.COMMUNICATION)

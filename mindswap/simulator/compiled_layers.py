@@ -20,10 +20,10 @@ from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import RANDOM_OPS
 from mindswap.graph.passes.fusion import merge_equal
 from mindswap.graph.passes.gather import gather_weights
-from mindswap.graph.passes.gradient_order import find_gradient_pairs, order_weight_gradients
+from mindswap.graph.passes.gradient_order import delay_head_gradient, find_gradient_pairs, order_weight_gradients
 from mindswap.graph.passes.half_gradients import merge_half_gradients
 from mindswap.graph.passes.interleaved_halves import order_halves
-from mindswap.graph.passes.loss_order import order_labels, order_losses
+from mindswap.graph.passes.loss_order import advance_difference, order_labels, order_losses
 from mindswap.graph.passes.swap_recompute import (
     NodeSettings,
     normalize_saved_names,
@@ -40,6 +40,8 @@ from mindswap.simulator.segments import count_layers, find_start_operators, forw
 
 # Marks a holder whose operators no swap setting can offload.
 UNSWAPPABLE = ("",)
+# Optimizers that cast the number of the step (`global_step`) to float32; fused ones do it in their kernel.
+CASTING_OPTIMIZERS = frozenset({"AdamW", "PmaAdamW"})
 # Size of the cache of graphs: a planner requests several results for each, for one layer class after another.
 NUM_RECENT = 128
 
@@ -61,17 +63,18 @@ class CompiledLayers:
         self.graph, self.gathers, self.per_step_operators = gathered.graph, gathered.collectives, gathered.computed_once
         self._has_micro_steps = settings.num_micro_steps > 1
         self._has_early_gradients = not (self._has_micro_steps or settings.is_fused)
+        is_direct = settings.is_newer and settings.is_compiled_without_swap
+        self._has_early_difference = self._has_early_gradients and is_direct
         self._named = normalize_saved_names(self.graph)  # input of `rewrite_graph`
         is_ordered = self._has_micro_steps and not settings.has_interleaved_halves
         # Products of backward that the backend orders; None if it does not.
         self.gradient_pairs = find_gradient_pairs(self._named) if is_ordered else None
+        # Products of backward of which that of the head's weight comes late; None if it does not.
+        self._delayed_pairs = find_gradient_pairs(self._named) if settings.is_compiled_without_swap else None
         # With several micro-batches a cast of a weight is recomputed with a cell around it, not if a policy names it
         # (docs/internals/notes.md#recomputed-weight-casts).
         self._computed_once = find_weight_casts(self.graph) if self._has_micro_steps else frozenset()
-        # Operators of recomputed cells that are kept: with one micro-batch Dropout
-        # (docs/internals/notes.md#dropout-in-recomputed-cells).
-        random = (node.name for node in self.graph.forward if node.op in RANDOM_OPS)
-        self._kept = frozenset() if self._has_micro_steps else frozenset(random)
+        self._kept = find_kept_operators(self.graph.forward, settings)
         # Operators of the layers for multi-token prediction that recompute of the last layer recomputes, if full.
         self.prediction = find_recomputable(self.graph)
         self.reads_caches = cache_readers(self.graph)  # operators that cannot be recomputed with split sequences
@@ -136,6 +139,8 @@ class CompiledLayers:
 
     def _rewrite(self, graph: Graph, settings: NodeSettings) -> Graph:
         rewritten = rewrite_graph(graph, replace(settings, recomputed=settings.recomputed - self._kept))
+        if self._delayed_pairs is not None:
+            return delay_head_gradient(rewritten, self._delayed_pairs)
         return rewritten if self.gradient_pairs is None else order_weight_gradients(rewritten, self.gradient_pairs)
 
     def _refuse_caches(self, recomputed: Iterable[str]) -> None:
@@ -158,7 +163,8 @@ class CompiledLayers:
             num_layers = count_layers(ordered)
             if find_start_operators(ordered, forward_segments(ordered, num_layers), num_layers):
                 return ordered  # labels are ready before the layers
-            return order_labels(ordered, communicating_after, self._has_early_gradients)
+            ordered = order_labels(ordered, communicating_after, self._has_early_gradients)
+            return advance_difference(ordered) if self._has_early_difference else ordered
         return ordered if self._has_micro_steps else order_losses(ordered, communicating_first, communicating_after)
 
     def holder_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
@@ -195,6 +201,22 @@ class CompiledLayers:
     def _paths_of(self, node: Node) -> Names:
         """Return the paths of an operator of a rewritten graph, in which it may be merged with others."""
         return Names(node.paths) if node.paths and self.source.has_all_tags else self.labels(node)
+
+
+def find_kept_operators(forward: Iterable[Node], settings: StepSettings) -> frozenset[str]:
+    """Return the names of operators that backward does not recompute, although their cell is recomputed.
+
+    - Dropout, with one micro-batch (docs/internals/notes.md#dropout-in-recomputed-cells).
+    - Casts that the compiler made of two, if the optimizer casts the number of the step
+      (docs/internals/notes.md#casts-made-of-two). They have no attributes, unlike those of a cell.
+    """
+    are_casts_kept = settings.is_split and settings.num_cards > 1 and settings.optimizer in CASTING_OPTIMIZERS
+    return frozenset(
+        node.name
+        for node in forward
+        if (node.op in RANDOM_OPS and settings.num_micro_steps == 1)
+        or (node.op == "Cast" and are_casts_kept and not node.attributes and not node.paths)
+    )
 
 
 def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:

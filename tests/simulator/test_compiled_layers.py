@@ -5,7 +5,7 @@ import pytest
 from mindswap.graph.analysis.liveness import LayerSample
 from mindswap.policy.model import Layers, Policy
 from mindswap.simulator.captured_step import CapturedStep
-from mindswap.simulator.compiled_layers import CompiledLayers
+from mindswap.simulator.compiled_layers import CompiledLayers, find_kept_operators
 from tests.builders import layer
 from tests.graph.builders import graph, node
 from tests.simulator.steps import SETTINGS
@@ -87,3 +87,26 @@ def test_dropout_is_recomputed_with_its_cell_only_with_several_micro_batches(num
     layers = CompiledLayers(source, replace(SETTINGS, num_micro_batches=num_micro_batches))
     full = Policy(is_swap_enabled=True, layer_recompute=Layers((0,)))
     assert [entry.forward_name for entry in layers.rewritten(full, 0).saved] == saved
+
+
+SPLIT = {"is_split": True, "data_parallel": 2, "optimizer": "AdamW"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        (SPLIT, ["merged"]),
+        ({**SPLIT, "num_micro_batches": 2}, ["merged"]),
+        ({**SPLIT, "optimizer": "FusedAdamW"}, []),
+        ({**SPLIT, "is_split": False}, []),
+        ({**SPLIT, "data_parallel": 1}, []),
+    ],
+)
+def test_casts_that_the_compiler_made_of_two_are_kept(changes, kept):
+    """Dry runs of MindSpore 2.9.0 (docs/internals/notes.md#casts-made-of-two): a cast of a cell has attributes."""
+    forward = [
+        node("merged", "Cast", "x kind", cell_path="attention"),
+        node("written", "Cast", "x kind", cell_path="attention", input_names=("x", "dst_type")),
+        node("weight", "Load", "w", cell_path="attention"),
+    ]
+    assert sorted(find_kept_operators(forward, replace(SETTINGS, **changes))) == kept

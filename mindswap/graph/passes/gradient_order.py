@@ -5,11 +5,12 @@ in any order; MindSpore's backend runs that of the weight, with its sum, just be
 for a recomputed tensor. See docs/internals/notes.md#products-of-backward.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mindswap.graph.layer_paths import find_weight_gradients
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.ops import MATMUL_OPS, VIEW_OPS
+from mindswap.graph.ops import MATMUL_OPS, NORM_OPS, VIEW_OPS
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,40 @@ def order_weight_gradients(graph: Graph, pairs: GradientPairs) -> Graph:
         if node.name not in placed:
             order += [*moved.get(node.name, ()), node]
     return replace(graph, backward=tuple(order))
+
+
+def delay_head_gradient(graph: Graph, pairs: GradientPairs) -> Graph:
+    """Return the graph in which the weight gradient of the head comes after the gradient of the last norm.
+
+    Unchanged if the weight gradient reads a tensor of which backward recomputes a view, as in the newer models.
+
+    Args:
+        graph: a step of one micro-batch, compiled without lazy_inline (docs/internals/notes.md#gradient-of-the-head).
+        pairs: products of the step without a policy.
+    """
+    nodes = {node.name: node for node in graph.backward}
+    position = {name: at for at, name in enumerate(nodes)}
+    outside = {name for name in pairs.input_gradient if name in nodes and nodes[name].layer_index is None}
+    for name in sorted(outside, key=position.__getitem__):
+        norm = _next_norm(graph.backward[position[pairs.input_gradient[name]] :])
+        if norm is None or any(read in nodes and nodes[read].is_duplicate for read in nodes[name].inputs):
+            continue
+        moved = {node.name: node for node in (nodes[name], *pairs.casts.get(name, ())) if node.name in nodes}
+        before = [node for node in graph.backward[: position[norm.name] + 1] if node.name not in moved]
+        if moved.keys().isdisjoint(read for node in before for read in node.inputs):
+            after = [node for node in graph.backward[position[norm.name] + 1 :] if node.name not in moved]
+            return replace(graph, backward=(*before, *moved.values(), *after))
+    return graph
+
+
+def _next_norm(backward: Sequence[Node]) -> Node | None:
+    """Return the first gradient of a norm outside the layers, before any operator of a layer."""
+    for node in backward:
+        if node.layer_index is not None:
+            return None
+        if node.op in NORM_OPS and not node.is_duplicate:
+            return node
+    return None
 
 
 def _source(name: str, nodes: dict[str, Node]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from mindswap.graph.analysis.prediction_layers import prediction_layer
 from mindswap.graph.model import Graph, Node, Saved
-from mindswap.graph.ops import COMMUNICATION_OPS, is_kernel
+from mindswap.graph.ops import COMMUNICATION_OPS, PRODUCT_OPS, WEIGHT_OPS, is_kernel
 from mindswap.graph.passes.gather import is_gathering
 
 
@@ -79,6 +79,31 @@ def order_labels(graph: Graph, reduced: Set[str], has_early_gradients: bool) -> 
         forward += [] if node.name in moved else [node]
         forward += labels if node is first else []
     return replace(graph, forward=tuple(forward))
+
+
+def advance_difference(graph: Graph) -> Graph:
+    """Return the graph with the operators of backward that read the loss and no gradient before the loss.
+
+    Unchanged unless the gradient of the head reads the weight itself, not a cast or an all-gathered copy of it. Then
+    these operators are fewer operators away from the end of the step than the loss, and the backend runs them first
+    (docs/internals/notes.md#difference-before-the-loss).
+
+    Args:
+        graph: a step of one micro-batch of a newer model, compiled without lazy_inline.
+    """
+    weights = {node.name for node in graph.forward if node.op in WEIGHT_OPS and node.layer_index is None}
+    saved = {gradient for gradient, forward in graph.index.forward_names.items() if forward in weights}
+    products = (node for node in graph.backward if node.op in PRODUCT_OPS and node.layer_index is None)
+    if not any(saved.intersection(node.inputs) for node in products):
+        return graph
+    losses = _operators_after_layers(graph)
+    advanced, nodes = _with_early_gradients(graph, losses)
+    early = nodes[len(losses) :]
+    read = {name for node in early for name in node.inputs}
+    last = max((index for index, node in enumerate(graph.forward) if node.name in read), default=None)
+    if last is None:
+        return graph
+    return replace(advanced, forward=(*graph.forward[: last + 1], *early, *graph.forward[last + 1 :]))
 
 
 def _with_early_gradients(graph: Graph, losses: Sequence[Node]) -> tuple[Graph, list[Node]]:

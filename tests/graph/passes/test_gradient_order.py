@@ -1,6 +1,6 @@
 """Order of the products of backward where gradients of weights are accumulated."""
 
-from mindswap.graph.passes.gradient_order import find_gradient_pairs, order_weight_gradients
+from mindswap.graph.passes.gradient_order import delay_head_gradient, find_gradient_pairs, order_weight_gradients
 from tests.graph.builders import graph, node
 
 # Two linear operators after an activation; x, y and z are saved, w and v are weights.
@@ -38,3 +38,27 @@ def test_one_that_needs_the_gradient_of_the_input_stays():
     assert names([g, node("to_x", "MatMul", "g w"), *again, node("all", "MakeTuple", "of_w")]) == "g to_x copy of_w all"
     alone = [g, node("scaled", "Mul", "g s"), node("of_w", "MatMul", "x_b g"), node("all", "MakeTuple", "of_w")]
     assert names(alone) == "g scaled of_w all"
+
+
+def delayed(of_head, *before):
+    """Gradients of a head, of the norm before it, and of a layer; `of_head` reads what the head read."""
+    backward = [
+        node("logits", "Sub", "exp_b labels_b", layer=None),
+        *before,
+        node("of_head", "MatMul", of_head, layer=None),
+        node("of_head_cast", "Cast", "of_head kind", layer=None),
+        node("to_norm", "MatMul", "logits head", layer=None),
+        node("norm_grad", "RmsNormGrad", "to_norm normed_b", layer=None),
+        node("to_x", "MatMul", "norm_grad w"),
+        node("of_w", "MatMul", "norm_grad x_b"),
+        node("all", "MakeTuple", "of_head_cast of_w", layer=None),
+    ]
+    step = graph([], backward, saved="", kind=1, shape=1)
+    return " ".join(each.name for each in delay_head_gradient(step, find_gradient_pairs(step)).backward)
+
+
+def test_the_gradient_of_the_head_waits_for_that_of_the_last_norm():
+    """Unless backward makes a view of what it reads, which newer models do; those of layers stay."""
+    assert delayed("logits normed_b") == "logits to_norm norm_grad of_head of_head_cast to_x of_w all"
+    view = node("view", "Reshape", "normed_b shape", layer=None, is_duplicate=True)
+    assert delayed("logits view", view) == "logits view of_head of_head_cast to_norm norm_grad to_x of_w all"

@@ -1,7 +1,7 @@
 """Order of the loss of a model and the loss of its layer for multi-token prediction."""
 
 from mindswap.graph.passes.gather import GATHER_MARK
-from mindswap.graph.passes.loss_order import order_labels, order_losses
+from mindswap.graph.passes.loss_order import advance_difference, order_labels, order_losses
 from tests.graph.builders import graph, node
 from tests.simulator.steps import placed
 
@@ -105,3 +105,34 @@ def test_labels_stay_where_no_loss_is_reduced_or_there_are_two():
     assert order_labels(before, {"hidden0", "gathered"}, True) is before
     both = step()
     assert order_labels(both, AFTER, True) is both
+
+
+def direct_loss(weight):
+    """Logits, their exponentials and labels, whose difference backward scales; the head's gradient reads `weight`."""
+    loss = {"cell_path": "model.loss", "layer": None}
+    forward = [
+        placed("hidden", "Add", "a b", 0, "mlp"),
+        node("weight", "Load", "parameter", layer=None),
+        node("cast_weight", "Cast", "weight kind", layer=None),
+        node("logits", "MatMul", "hidden0 weight", **loss),
+        node("labels", "OneHotExt", "ids", **loss),
+        node("product", "Mul", "logits labels", **loss),
+        node("sum", "SumExt", "product", **loss),
+    ]
+    backward = [
+        node("exp", "Exp", "logits_b", layer=None),
+        node("difference", "Sub", "exp labels_b", layer=None),
+        node("scaled", "Mul", "difference dout", layer=None),
+        node("to_hidden", "MatMul", f"scaled {weight}_b", layer=None),
+    ]
+    return graph(forward, backward, saved=f"logits labels {weight}", kind=1)
+
+
+def test_the_difference_is_before_the_loss_if_the_gradient_of_the_head_reads_the_weight_itself():
+    """Dry runs of MindSpore 2.9.0 (docs/internals/notes.md#difference-before-the-loss)."""
+    ordered = advance_difference(direct_loss("weight"))
+    assert names(ordered.forward) == "hidden0 weight cast_weight logits labels exp difference product sum"
+    assert names(ordered.backward) == "scaled to_hidden"
+    assert ordered.index.forward_names["difference"] == "difference"
+    before = direct_loss("cast_weight")
+    assert advance_difference(before) is before
