@@ -24,6 +24,8 @@ from mindswap.simulator.summary import peak_host_bytes
 from mindswap.simulator.timeline import Timeline
 
 KEEP = 0
+# Memory of tensors that are copied, while they are on the device.
+IN_FLIGHT = (MemoryKind.OFFLOADING, MemoryKind.PREFETCHED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,22 +179,24 @@ class StageProblem(ABC):
         np.maximum.at(min_distances, (layer[is_decided], group[is_decided]), needed[is_decided])
         return min_distances
 
-    def is_on_device_at_peak(self, timeline: Timeline) -> np.ndarray:
-        """Return which swapped groups are in flight on the link at the peak, so that their memory is in use.
+    def bytes_at_peak(self, timeline: Timeline, kinds: Sequence[MemoryKind]) -> np.ndarray:
+        """Return the device memory of each group at the peak, of the stage that exceeds its budget most.
 
         Args:
-            timeline: timeline of this stage alone.
+            timeline: simulated timeline.
+            kinds: kinds of memory that count.
 
         Returns:
-            bool, shape (num_layers, num_groups).
+            int64 bytes, shape (num_layers, num_groups), of all micro-batches.
         """
-        is_on_device, intervals = np.zeros(self.costs.copy_ns.shape, bool), timeline.program.intervals
-        holders = profile_memory(timeline, 0).holders
-        holders = holders[np.isin(intervals.kind[holders], (MemoryKind.OFFLOADING, MemoryKind.PREFETCHED))]
+        size_bytes, intervals = np.zeros(self.costs.copy_ns.shape, np.int64), timeline.program.intervals
+        stage = int(np.argmax(peak_memory(timeline) + self.static_bytes))
+        holders = profile_memory(timeline, stage).holders
+        holders = holders[np.isin(intervals.kind[holders], kinds)]
         layer, group = self._positions_of(intervals.layer[holders], intervals.label[holders], timeline.program.labels)
         is_decided = (layer >= 0) & (group >= 0)
-        is_on_device[layer[is_decided], group[is_decided]] = True
-        return is_on_device
+        np.add.at(size_bytes, (layer[is_decided], group[is_decided]), intervals.size_bytes[holders[is_decided]])
+        return size_bytes
 
     def _positions_of(
         self, layer: np.ndarray, label: np.ndarray, labels: Sequence[Label]

@@ -234,7 +234,7 @@ class StepModel:
         read = partial(groups.read_blocks, graph, self._block_builder_of(layers))
         is_swapping = (self.is_swapping or has_swaps(policy)) and self._parts.has_single_micro_step
         blocks = read(is_swapping)
-        if is_swapping and not any(tensor.num_copies for block in blocks for tensor in block.tensors):
+        if is_swapping and not self.is_swapping and not _has_copies(blocks):
             blocks = read(self.is_swapping)
         return build_program(blocks, self.transfers, layout, first_layers=groups.starts[:-1])
 
@@ -256,7 +256,7 @@ class StepModel:
 
         is_swapping = self.is_swapping or has_swaps(self.layers.with_fixed(acting))
         layers = layers_of(is_swapping)
-        if is_swapping and not any(t.num_copies for block in dict.fromkeys(layers) for t in block.tensors):
+        if is_swapping and not self.is_swapping and not _has_copies(layers):
             layers = layers_of(self.is_swapping)  # no named tensor is saved for backward, so nothing is swapped
         prologue = self._block(PLAIN, 0, -1, self.is_swapping)
         return [prologue, *layers, self._epilogue(acting, is_swapping)]
@@ -382,3 +382,8 @@ class StepModel:
         """Return the duration of a collective within a layer, in ns."""
         sent = (collective.kind, collective.size_bytes, collective.num_ranks)
         return collective_ns(*sent, self.costs.device, collective.stride)
+
+
+def _has_copies(blocks: Sequence[Block]) -> bool:
+    """Return whether any block offloads a tensor."""
+    return any(tensor.num_copies for block in dict.fromkeys(blocks) for tensor in block.tensors)

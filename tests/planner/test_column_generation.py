@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mindswap.planner.linear import UnsolvedError, solve_linear
+from mindswap.planner.solver import column_generation
 from mindswap.planner.solver.column_generation import MasterProblem, _prices, interleaved
 from mindswap.planner.stage_problem import AssignmentCost
 from tests.planner.builders import Tensor, ToySpace
@@ -42,6 +44,16 @@ def test_rows_are_for_whole_layers():
     Two layers with the first tensor alone take 20 ns, and are 200 bytes: less time, so they are chosen.
     """
     assert MasterProblem(SPACE, SPACE.costs).solve(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
+
+
+def test_without_a_solution_in_whole_numbers_all_layers_free_most(monkeypatch):
+    def give_up(*args, num_integers=0, **options):
+        if num_integers:
+            raise UnsolvedError
+        return solve_linear(*args, **options)
+
+    monkeypatch.setattr(column_generation, "solve_linear", give_up)
+    assert MasterProblem(SPACE, SPACE.costs).solve(200, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
 
 
 def test_what_more_time_on_the_link_would_save():

@@ -54,3 +54,26 @@ def test_what_copies_while_forward_runs_costs_nothing():
 def test_no_more_than_so_many_are_tried(monkeypatch):
     monkeypatch.setattr(improve, "MAX_TRIALS", 1)
     assert tried(4) == ([{}], False)
+
+
+def test_what_is_on_the_device_at_the_peak_is_recomputed_first():
+    """Layer 0 swaps 10 bytes so far ahead that they are there twice at the peak, behind the 90 bytes of the last layer.
+
+    Recompute of them alone frees the 20 bytes that are too many; by its costs it frees nothing. Before decisions that
+    free enough, no distance is shorter.
+    """
+
+    class Logged(Seen):
+        def __init__(self):
+            others = [(Tensor(10, 50, 100, can_swap=False),)] * 3 + [(Tensor(90, 50, 100, False, False),)]
+            ToySpace.__init__(self, [(Tensor(10, 50, 100),), *others])
+            self.seen = []
+
+    stage_problem, assignment = Logged(), np.zeros((5, 2), np.int64)
+    assignment[0, 1] = 50
+    search = Search(stage_problem, 2)
+    stage_problem.budget_bytes = stage_problem.evaluate(assignment).peak_bytes - 20
+    stage_problem.seen.clear()
+    improve._climb(search, assignment, 10**9)
+    assert [layers for layers in stage_problem.seen if layers != {(0, 1): 50}] == [{(0, 1): -1}]
+    assert search.fits

@@ -8,12 +8,12 @@ from mindswap.planner.catalog import build_catalog, find_unheld_roles
 from mindswap.planner.evaluate import short_model
 from mindswap.planner.layer_assignments import LayerAssignments, _assignment_cost
 from mindswap.planner.solver.fast import forward_time_ns, hiding_time_ns
-from mindswap.planner.stage_problem import AssignmentCost
+from mindswap.planner.stage_problem import IN_FLIGHT, AssignmentCost
 from mindswap.planner.step_problem import PipelineProblem, SingleStageProblem, _short_run, idle_times_ns
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulator.layer_block import CopySetting
 from mindswap.simulator.layout import build_stage_layout
-from mindswap.simulator.program import OpKind
+from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.step_model import StepModel
 from tests.planner.builders import Tensor, ToySpace
 from tests.planner.models import MB, small_model
@@ -60,18 +60,18 @@ def test_the_smallest_distances_delay_nothing_where_copies_have_time():
     assert tight.step_time_ns == loose.step_time_ns == case.evaluate(np.zeros((4, 3), np.int64)).step_time_ns
 
 
-def test_what_is_swapped_and_on_the_device_at_the_peak():
+def test_bytes_in_flight_at_the_peak():
     """The peak is behind the last layer: the first tensor is away by then if it goes three operators behind its copy.
 
-    Far ahead of its use it stays until the end of forward, and is back at once.
+    Far ahead of its use it stays until the end of forward, and is back before: it is there twice. Others are kept.
     """
     case = ToySpace(((Tensor(10, 50, 100),),) * 4 + ((Tensor(90, 50, 100, can_swap=False),),))
     assignment = np.zeros((5, 2), np.int64)
-    for distance, is_there in ((1, False), (50, True)):
+    for distance, size_bytes in ((1, 0), (50, 20)):
         assignment[0, 1] = distance
-        found = case.is_on_device_at_peak(case.timeline(assignment))
-        assert found[0, 1] == is_there
-        assert found.sum() == is_there
+        timeline = case.timeline(assignment)
+        assert case.bytes_at_peak(timeline, IN_FLIGHT)[:, 1].tolist() == [size_bytes, 0, 0, 0, 0]
+        assert case.bytes_at_peak(timeline, (MemoryKind.KEPT,))[:, 1].tolist() == [0, 10, 10, 10, 90]
 
 
 def test_what_a_program_copies_besides_is_no_cell_of_the_space():

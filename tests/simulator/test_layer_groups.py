@@ -7,6 +7,7 @@ from benchmarks.reference.program_check import check_program
 from mindswap.config.pipeline_layout import Pipeline
 from mindswap.errors import SimulationError
 from mindswap.policy.model import ALL_LAYERS, Layers, OpSwap, Policy
+from mindswap.simulator.layer_groups import LayerGroups
 from mindswap.simulator.program import MemoryKind, OpKind, Program
 from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.timeline import backward_by_segment_ns
@@ -98,3 +99,15 @@ def test_a_layer_of_a_group_may_swap_what_is_not_recomputed():
 def test_outputs_that_something_else_than_a_layer_reads(step: StepModel, policy: Policy, words: str):
     with pytest.raises(SimulationError, match=words):
         step.simulate(policy)
+
+
+def test_blocks_of_groups_are_read_once_where_the_step_swaps_anyway(monkeypatch):
+    """Without copies they are read a second time only as of a step that does not swap."""
+    num_reads, read = [], LayerGroups.read_blocks
+    monkeypatch.setattr(LayerGroups, "read_blocks", lambda *args: num_reads.append(args[-1]) or read(*args))
+    single = model(6, num_micro_batches=1)
+    single.with_swap().program(groups(0, 1))
+    assert num_reads == [True]
+    num_reads.clear()
+    single.program(groups(0, 1, op_swap=(OpSwap("nothing", ALL_LAYERS, 2),)))
+    assert num_reads == [True, False]

@@ -131,10 +131,16 @@ class MasterProblem:
         return -solution.dual_prices[: len(limits)] * unit_ns / scale, solution.cost * unit_ns
 
     def _solve_counts(self, limits: np.ndarray) -> list[list[int]]:
-        """Return how many layers of each class use each known column (integers)."""
+        """Return how many layers of each class use each known column (integers).
+
+        If the solver gives up, all layers use the column that frees most: local search gives back what is too much.
+        """
         cost, sums, row_lower, row_upper, *_ = self._linear_program(limits)
         gaps: dict[str, Any] = {"mip_rel_gap": INTEGER_GAP, "mip_abs_gap": INTEGER_GAP}
-        solution = solve_linear(cost, sums, row_upper, row_lower=row_lower, num_integers=len(cost) - 1, **gaps)
+        try:
+            solution = solve_linear(cost, sums, row_upper, row_lower=row_lower, num_integers=len(cost) - 1, **gaps)
+        except UnsolvedError:
+            return [_all_on_most_freed(*each) for each in zip(self.layers, self.columns, strict=True)]
         if solution is None:
             raise AssertionError("an infeasible program in spite of its slack variable")
         counts = np.rint(solution.variables[:-1]).astype(np.int64)
@@ -225,6 +231,13 @@ def _prices(costs: DecisionCosts, layer: int, group: int, dual_prices: np.ndarra
         cost = AssignmentCost(size, recompute_ns, copy_ns * is_swap, size * is_swap)
         prices[-path_index or 1] = price_of(cost, dual_prices)
     return prices
+
+
+def _all_on_most_freed(layers: np.ndarray, class_columns: dict[bytes, Entry]) -> list[int]:
+    """Return the number of layers on each column of a class: all on the one that frees most, with the fewest copies."""
+    costs = [cost for _, cost in class_columns.values()]
+    best = max(range(len(costs)), key=lambda column: (costs[column].freed_bytes, -costs[column].copy_ns))
+    return [len(layers) * (column == best) for column in range(len(costs))]
 
 
 def price_of(cost: AssignmentCost, dual_prices: np.ndarray) -> float:

@@ -13,7 +13,8 @@ import numpy as np
 
 from mindswap.planner.solver.distances import Scored, retune
 from mindswap.planner.solver.search import Search
-from mindswap.planner.stage_problem import KEEP, DecisionCosts
+from mindswap.planner.stage_problem import IN_FLIGHT, KEEP, DecisionCosts, StageProblem
+from mindswap.simulator.program import MemoryKind
 
 # Limit of simulations in one round.
 MAX_TRIALS = 60
@@ -80,7 +81,10 @@ def _climb(search: Search, assignment: np.ndarray, forward_ns: int) -> None:
     """Climb to a local optimum."""
     start = search.score(assignment), assignment
     while not search.is_exhausted:
-        improved = _change(search, retune(search, start), forward_ns)
+        # Without enough memory, shorter distances free little of it at the price of waits: they come last.
+        improved = _change(search, start if start[0].excess_bytes else retune(search, start), forward_ns)
+        if improved[0] >= start[0] and start[0].excess_bytes:
+            improved = retune(search, start)
         if improved[0] >= start[0]:
             return
         start = improved
@@ -158,8 +162,11 @@ def _change(search: Search, start: Scored, forward_ns: int) -> Scored:
         """Return the additional exposed copy time if copies take longer by `link_ns`."""
         return np.maximum(0, used_ns + link_ns - forward_ns) - max(0, used_ns - forward_ns)
 
+    alone_ns = time + exposed(link)
     if score.excess_bytes:
-        gains, firsts, seconds = freed, np.arange(len(moves)), np.full(len(moves), -1)
+        relief = _relief_bytes(search.stage_problem, assignment, moves)
+        relief = relief if (relief > 0).any() else freed  # what exceeds the budget may be no activation
+        gains, firsts, seconds = np.minimum(relief, score.excess_bytes), np.arange(len(moves)), np.full(len(moves), -1)
         if score.host_excess_bytes:  # freeing the device by more swap would fill the host
             gains = np.minimum(-host, score.host_excess_bytes) + np.minimum(freed + spare, 0)
     else:
@@ -168,10 +175,10 @@ def _change(search: Search, start: Scored, forward_ns: int) -> Scored:
         both_ns = time[:, None] + time + exposed(link[:, None] + link)
         is_pair = (freed[:, None] + freed + spare >= 0) & (freed[:, None] <= 0) & (freed > 0)
         a, b = np.nonzero(is_pair)
-        gains = -np.append((time + exposed(link))[fits], both_ns[a, b])
+        gains = -np.append(alone_ns[fits], both_ns[a, b])
         firsts, seconds = np.append(fits, a), np.append(np.full(len(fits), -1), b)
-    trials = 0
-    for index in np.lexsort((seconds, firsts, -gains)).tolist():
+    trials, order_ns = 0, alone_ns[firsts] if score.excess_bytes else gains
+    for index in np.lexsort((seconds, firsts, order_ns, -gains)).tolist():
         if search.is_exhausted or trials >= MAX_TRIALS or gains[index] < 0:
             break
         first = moves[firsts[index]]
@@ -185,6 +192,22 @@ def _change(search: Search, start: Scored, forward_ns: int) -> Scored:
         if (changed_score := search.score(changed)) < score:
             return changed_score, changed
     return start
+
+
+def _relief_bytes(problem: StageProblem, assignment: np.ndarray, moves: Sequence[DecisionChange]) -> np.ndarray:
+    """Return the memory at the simulated peak that each move frees: int64 bytes, shape (num_moves,).
+
+    A copy may be in flight at the peak, so a swap relieves it of kept tensors only, and recompute of swapped ones, too.
+    """
+    timeline = problem.timeline(assignment)
+    kept = problem.bytes_at_peak(timeline, (MemoryKind.KEPT,))
+    held = kept + problem.bytes_at_peak(timeline, IN_FLIGHT)
+    relief = []
+    for move in moves:
+        size_bytes = held if move.value < KEEP else kept
+        groups = move.group or slice(None)
+        relief.append(size_bytes[move.layers, groups].sum() if move.value != KEEP else min(0, int(move.change[0])))
+    return np.array(relief, np.int64)
 
 
 def _moves(assignment: np.ndarray, costs: DecisionCosts) -> Iterator[DecisionChange]:
