@@ -3,13 +3,13 @@
 `mindswap verify` compiles the policy to find these; a planner needs them thousands of times, so it predicts them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from mindswap.graph.analysis.saved_tensors import merged_readers, operator_uses
 from mindswap.graph.analysis.swap_effect import IdleReason, LayerEffect, compare_effect
 from mindswap.policy.cell_tree import exact_pattern, is_within
-from mindswap.policy.model import ALL_LAYERS, OpSwap, Policy
+from mindswap.policy.model import ALL_LAYERS, Layers, OpSwap, Policy
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
 from mindswap.simulator.step_model import StepModel
 
@@ -42,10 +42,38 @@ def predict_effect(model: StepModel, policy: Policy, layer_index: int) -> LayerE
 
 def is_fully_effective(model: StepModel, policy: Policy) -> bool:
     """Return whether all entries of a policy have an effect in all their layers, and all copies free memory."""
-    layer_classes = model.captured.sample.layer_map
-    layers = {(kind, layer_key(policy, index)): index for index, kind in enumerate(layer_classes)}
-    effects = (predict_effect(model, policy, index) for index in layers.values())
+    effects = (predict_effect(model, policy, indices[0]) for indices in _equal_layers(model, policy))
     return all(effect.matches_policy and not effect.wasted for effect in effects)
+
+
+def without_useless_copies(model: StepModel, policy: Policy) -> Policy:
+    """Return a policy without the layers of `op_swap` entries in which a copy of theirs is never prefetched.
+
+    An example is the last sum of a model with sequence parallelism: backward reads it gathered, and not the sum.
+    """
+    useless: dict[OpSwap, set[int]] = {entry: set() for entry in policy.op_swap}
+    for indices in _equal_layers(model, policy):
+        num_useless = len(predict_effect(model, policy, indices[0]).one_way)
+        for entry in policy.op_swap if num_useless else ():
+            others = replace(policy, op_swap=tuple(other for other in policy.op_swap if other != entry))
+            if len(predict_effect(model, others, indices[0]).one_way) < num_useless:
+                useless[entry].update(indices)
+    num_layers = len(model.captured.sample.layer_map)
+    entries = (
+        replace(entry, layers=Layers(index for index in entry.layers.resolve(num_layers) if index not in layers))
+        if layers
+        else entry
+        for entry, layers in useless.items()
+    )
+    return replace(policy, op_swap=tuple(entry for entry in entries if entry.layers))
+
+
+def _equal_layers(model: StepModel, policy: Policy) -> Iterable[tuple[int, ...]]:
+    """Return the layers of the model, those of one class with equal decisions together."""
+    layers: dict[Hashable, list[int]] = {}
+    for index, layer_class in enumerate(model.captured.sample.layer_map):
+        layers.setdefault((layer_class, layer_key(policy, index)), []).append(index)
+    return map(tuple, layers.values())
 
 
 # Reasons of recompute entries that recompute nothing.

@@ -7,7 +7,7 @@ import numpy as np
 
 from mindswap.planner.build_plan import Bounds, plan_of
 from mindswap.planner.catalog import Catalog, build_catalog
-from mindswap.planner.effect import is_coupled, is_fully_effective
+from mindswap.planner.effect import is_coupled, is_fully_effective, without_useless_copies
 from mindswap.planner.evaluate import evaluate, short_model
 from mindswap.planner.layer_assignments import LayerAssignments
 from mindswap.planner.lower_bound import collect_bound_inputs, min_step_ns, with_pins
@@ -121,6 +121,11 @@ class Planner:
         if (swaps and not allow.swap) or (recomputes and not allow.recompute):
             return False
         return not allow.pinned and is_fully_effective(self.model, policy)
+
+    def eligible_form(self, allow: Allow, policy: Policy) -> Policy | None:
+        """Return the form of a baseline that may be the plan, without useless copies; None if there is none."""
+        forms = (policy, without_useless_copies(self.model, policy))
+        return next((form for form in forms if self.is_eligible(allow, form)), None)
 
 
 def _keep_freed_memory() -> None:

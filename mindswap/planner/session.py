@@ -71,10 +71,10 @@ class PlanSession:
         num_before = self._num_evaluations
         best = self._search(problem.budget_bytes)
         replayed = [
-            Candidate.of(problem, policies[name], evaluate(problem, policies[name]))
+            Candidate.of(problem, form, evaluate(problem, form))
             for name, evaluation in evaluations.items()
             if _may_replace(best, evaluation, problem.budget_bytes)
-            and planner.is_eligible(problem.allow, policies[name])
+            and (form := planner.eligible_form(problem.allow, policies[name])) is not None
         ]
         # Of equally fast candidates the first: what was searched swaps and recomputes no more than needed.
         policy = min((best, *replayed), key=lambda candidate: candidate.rank(problem.budget_bytes)[:2]).policy

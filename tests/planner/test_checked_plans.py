@@ -8,6 +8,7 @@ import gzip
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ from mindswap.features.plan.budget import usable_budget
 from mindswap.features.plan.tidy import num_new_warnings
 from mindswap.features.step import Step, load_step, settings_of
 from mindswap.graph.capture_cache import from_plain, to_plain
+from mindswap.planner.effect import is_fully_effective
 from mindswap.planner.evaluate import short_model
 from mindswap.planner.lower_bound import collect_bound_inputs, least_budget_bytes
 from mindswap.planner.pins import read_pin
+from mindswap.planner.planning import Planner
 from mindswap.planner.problem import Allow
+from mindswap.policy.coverage import baseline_policy
 from mindswap.policy.formats.mindformers1.read import find_num_layers
-from mindswap.policy.model import Policy
+from mindswap.policy.model import Layers, Policy
 from mindswap.rules.checker import check_document, require_num_layers
 from mindswap.steps.compiled import STEP_CLASSES, capture_config
 from tests.strength import is_nightly
@@ -95,6 +99,22 @@ def test_check_warns_of_the_pins_of_a_plan_alone(name):
         assert plan.fits, texts
         warned = num_new_warnings(planner.step, plan.policy, set())
         assert warned <= num_new_warnings(planner.step, fixed, set()), texts
+
+
+@pytest.mark.parametrize("name", ["recompute-swap", "recompute-swap-norms"])
+def test_a_baseline_is_a_plan_without_the_copy_that_never_comes_back(name):
+    """With sequence parallelism the last norm reads the last sum gathered: layer 79 would copy it out for nothing."""
+    model = recorded_step("llama2_70b_tp8").model
+    baseline = baseline_policy(name, model.captured.trees)
+    assert not is_fully_effective(model, baseline)
+    form = Planner(model).eligible_form(Allow(), baseline)
+    assert form == replace(
+        baseline,
+        op_swap=tuple(
+            replace(entry, layers=Layers(range(79))) if entry.pattern == "add" else entry for entry in baseline.op_swap
+        ),
+    )
+    assert Planner(model).eligible_form(Allow(swap=False), baseline) is None
 
 
 def test_all_models_of_the_sweeps_are_recorded():

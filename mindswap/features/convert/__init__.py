@@ -213,13 +213,14 @@ def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Probl
     )
     unknown = tuple(
         Problem(
-            Location(name),
+            Location(name, line, 1 if line else 0),
             RULE,
             Level.WARNING,
             f"{word}: its value is not known without running the script",
+            fix="give the options in it on the command line of mindswap convert",
             subject=word,
         )
-        for word in command.unknown
+        for word, line in zip(command.unknown, command.unknown_lines, strict=True)
     )
     return read.override(command_line_options), (*problems, *script_problems, *option_problems, *unknown)
 

@@ -48,6 +48,7 @@ class Command:
 
     words: tuple[str, ...]  # words of the command, variables expanded
     unknown: tuple[str, ...]  # words whose value is not known and may hold options, e.g. `$EXTRA_ARGS`
+    unknown_lines: tuple[int, ...] = ()  # line of each that sets it by a condition or a command, from 1; 0 for none
 
 
 def find_command(text: str) -> Command:
@@ -60,6 +61,7 @@ def find_command(text: str) -> Command:
     commands = []
     for line, statement in _statements(text):
         try:
+            shell.line = line
             words = shell.run(statement)
         except ValueError as error:
             raise ScriptError(f"cannot be read as a shell script: {str(error).lower()}", line) from None
@@ -74,7 +76,8 @@ def find_command(text: str) -> Command:
     for line, words in commands[1:]:
         if read_tokens(words) != first:
             raise ScriptError("a second command with other options; which one is meant cannot be known", line)
-    return Command(tuple(commands[0][1]), tuple(_unknown_arguments(commands[0][1])))
+    unknown = tuple(_unknown_arguments(commands[0][1]))
+    return Command(tuple(commands[0][1]), unknown, tuple(map(shell.line_of, unknown)))
 
 
 def _unknown_arguments(words: list[str]) -> Iterator[str]:
@@ -97,6 +100,8 @@ class _Shell:
     """Variables of a script; None for values that only a run determines."""
 
     values: dict[str, str | None] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)  # where these values are set
+    line: int = 0  # of the statement
     depth: int = 0
 
     def run(self, statement: str) -> list[str]:
@@ -127,7 +132,13 @@ class _Shell:
         is_conditional = self.depth > 0 and new != before
         has_command = re.search(r"\$\(|`", value) is not None
         self.values[name] = None if is_conditional or has_command or len(new or "") > MAX_VALUE_CHARS else new
+        self.lines[name] = self.line if before is not None else self.lines[name]
         return True
+
+    def line_of(self, word: str) -> int:
+        """Return the line that makes a variable unknown; 0 if the script does not set it."""
+        match = _VARIABLE.fullmatch(word)
+        return self.lines.get(match[1] or match[2], 0) if match else 0
 
     def _words(self, word: str, nested: int = 0) -> list[str]:
         expanded = self._expand(word)

@@ -58,6 +58,14 @@ def test_what_may_be_more_options_is_named_and_values_are_not():
     assert find_command("python x.py --recompute-activations $@").unknown == ("$@",)
 
 
+def test_a_value_that_is_not_known_has_the_line_that_decides_it():
+    """The last one that sets it under a condition, or by a command."""
+    text = "A=(--num-layers 8)\nif [ $X ]; then\n  A+=(--recompute-activations)\nfi\nB=$(pwd)\n"
+    command = find_command(f'{text}python x.py --num-layers 8 "${{A[@]}}" $B "$@"\n')
+    assert command.unknown == ("${A[@]}", "$B", "$@")
+    assert command.unknown_lines == (3, 5, 0)
+
+
 def test_the_line_of_an_option_is_not_that_of_a_comment():
     assert option_line(SCRIPT, "--num-layers") == 10
     assert option_line(SCRIPT, "--recompute-num-layers") == 19
