@@ -54,7 +54,7 @@ def with_cards(document: Document, num_cards: int | None) -> Document:
     """
     if num_cards is None:
         return document
-    read_shards(document, num_cards)
+    read_shards(document, num_cards)  # refuses what does not fit
     data = document.data()
     samples = document.count("training", "local_batch_size") * num_micro_batches(document, num_cards)
     training = {**(data.get("training") or {}), "global_batch_size": samples}

@@ -20,6 +20,7 @@ from typing import Any
 
 from mindswap.config.nodes import Document, is_int
 from mindswap.errors import LaunchError
+from mindswap.features.dryrun.trainer_config import num_data_parallel_ranks
 from mindswap.features.dryrun.trainer_step import TrainerStep
 from mindswap.units import format_count
 
@@ -83,7 +84,7 @@ def read_shards(document: Document, num_cards: int | None) -> Shards | None:
     experts = document.count("parallelism", "expert_parallel")
     if num_cards is None or num_cards == 1:  # one process divides nothing, and MindFormers asks for nothing
         return None
-    data = num_cards // (sizes["tensor"] * sizes["context"] * sizes["pipeline"])
+    data = num_data_parallel_ranks(document, num_cards)
     size = document.value("parallelism", "data_parallel_shard")
     # MindFormers takes the number of replicas from the size, rounded down, and then the size from it.
     shard = data // max(data // size, 1) if is_int(size) and size > 0 else data

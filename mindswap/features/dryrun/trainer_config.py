@@ -1,6 +1,7 @@
 """Configuration of MindFormers 2.x for a dry run of its trainer in one process."""
 
 import copy
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -151,22 +152,35 @@ def num_micro_batches(document: Document, num_cards: int | None = None) -> int:
     Raises:
         LaunchError: the batch cannot be distributed.
     """
-    per_replica = 1
-    for key in PARALLEL_KEYS:
-        per_replica *= document.count("parallelism", key)
-    cards = per_replica if num_cards is None else num_cards
-    if cards % per_replica:
-        product = " x ".join(PARALLEL_KEYS)
-        raise LaunchError(f"--cards {cards}: no multiple of {per_replica}, which is {product} of the configuration")
-    samples = document.count("training", "local_batch_size") * (cards // per_replica)
+    num_ranks = num_data_parallel_ranks(document, num_cards)
+    samples = document.count("training", "local_batch_size") * num_ranks
     total = document.count("training", "global_batch_size")
     if total % samples:
         raise LaunchError(
             f"{document.location_of('training', 'global_batch_size')}: training.global_batch_size {total} is no "
-            f"multiple of {samples}, local_batch_size x {format_count(cards // per_replica, 'data parallel rank')}\n"
+            f"multiple of {samples}, local_batch_size x {format_count(num_ranks, 'data parallel rank')}\n"
             "    fix:     --cards N, of the training"
         )
     return total // samples
+
+
+def num_data_parallel_ranks(document: Document, num_cards: int | None) -> int:
+    """Return the data parallel ranks of a training with so many cards; None is one of them.
+
+    Args:
+        document: a configuration of MindFormers 2.x.
+        num_cards: cards of the training.
+
+    Raises:
+        LaunchError: the other parallel sizes do not fit the cards.
+    """
+    per_replica = math.prod(document.count("parallelism", key) for key in PARALLEL_KEYS)
+    if num_cards is None:
+        return 1
+    if num_cards % per_replica:
+        product = " x ".join(PARALLEL_KEYS)
+        raise LaunchError(f"--cards {num_cards}: no multiple of {per_replica}, which is {product} of the configuration")
+    return num_cards // per_replica
 
 
 def _size(document: Document, name: str) -> int:

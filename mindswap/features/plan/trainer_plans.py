@@ -220,11 +220,14 @@ def format_trainer_attempts(attempts: Sequence[TrainerAttempt]) -> str:
         lines.append(f"the dry run failed: {last.failure}")
     elif last.dry_run is None:
         lines.append("no plan: with the extra memory of the dry run nothing fits into the budget\n    fix: more memory")
-    elif last.fits:
+    elif not last.fits:
+        needed, rank = format_bytes(last.dry_run.step.used_peak_bytes), last.dry_run.rank
+        lines.append(f"no plan fits in the dry run after {len(attempts)}: it needs {needed}")
+        has_less = rank is not None and rank.max_peak_bytes <= last.budget_bytes
+        fix = "more memory (--memory), as a rank of the training needs less, see below" if has_less else "more memory"
+        lines.append(f"    fix: {fix}")
+    if last.dry_run is not None:
         lines += rank_lines(replace(last.dry_run, budget_bytes=last.budget_bytes, margin_permille=0))
-    else:
-        needed = format_bytes(last.dry_run.step.used_peak_bytes)
-        lines.append(f"no plan fits in the dry run after {len(attempts)}: it needs {needed}\n    fix: more memory")
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from mindswap.config.parse import parse_document
 from mindswap.errors import PlanError
+from mindswap.features.dryrun.sharded_rank import ShardedRank, Shards
 from mindswap.features.plan.pynative import (
     NO_SWAP_NOTE,
     UPSTREAM_STAGES_NOTE,
@@ -104,6 +105,22 @@ def test_each_attempt_shows_the_budget_of_a_stage_that_got_less():
     assert [row[0] for row in rows if row[-1] == "yes"] == ["1024 MiB", "1024 MiB; stage 0: 994 MiB"]
     data = trainer_attempts_to_json(attempts)
     assert [attempt["stage_asked_bytes"] for attempt in data] == [[], [994 << 20, 1 << 30]]
+
+
+@pytest.mark.parametrize("rank_share", [0.5, 2])
+def test_a_rank_of_the_training_is_shown_also_where_one_with_everything_does_not_fit(rank_share):
+    plan = StatesPlanner(staged_step("pipeline_parallel: 2", "mindswap")).plan(1 << 30)
+    used_bytes = REPORT.step.used_peak_bytes
+    shards = Shards(num_cards=8, dense=8, experts=8, expert_parallel=1, is_resharded=True)
+    rank = ShardedRank(shards, 1 << 20, 2 << 20, 3 << 20, 4 << 20, int(rank_share * used_bytes))
+    dry_run = replace(REPORT, rank=rank)
+    fits, fits_not = (
+        format_trainer_attempts([TrainerAttempt(1 << 30, budget_bytes, plan, dry_run)])
+        for budget_bytes in (used_bytes, used_bytes - 1)
+    )
+    assert "a rank of 8 cards with FSDP over 8 has" in fits and "a rank of 8 cards with FSDP over 8 has" in fits_not
+    assert "no plan fits" in fits_not and "no plan fits" not in fits
+    assert ("a rank of the training needs less, see below" in fits_not) == (rank_share < 1)
 
 
 def test_a_stage_with_less_is_planned_alone():

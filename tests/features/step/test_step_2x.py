@@ -88,6 +88,14 @@ def test_sizes_that_do_not_fit_the_cards_are_refused_before_a_step_is_recorded(t
         with_cards(document_from_data(config, "odd.yaml"), 8)
 
 
+@pytest.mark.parametrize("key", ["tensor_parallel", "context_parallel", "pipeline_parallel"])
+def test_fewer_cards_than_the_parallel_sizes_are_refused(key):
+    with pytest.raises(LaunchError, match="--cards 4: no multiple of 8"):
+        with_cards(document(parallelism={key: 8}), 4)
+    with pytest.raises(LaunchError, match="--cards 4: no multiple of 8"):
+        cards_note(document(parallelism={key: 8}), 4)
+
+
 def test_a_plan_for_cards_says_what_its_figures_do_not_have():
     many = document(training={"global_batch_size": 8}, parallelism={"data_parallel_shard": -1})
     assert "with FSDP over 8 a rank of 8 cards holds less of weights" in cards_note(many, 8)
