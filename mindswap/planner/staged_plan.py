@@ -7,12 +7,12 @@ from mindswap.planner.problem import Plan, PlanProblem
 from mindswap.planner.solver.search import Interruptible, Progress
 from mindswap.planner.traced_plan import ActionSearch, plan_of_search, plan_traced
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.simulator.step_model_2x import StepModel2x
+from mindswap.simulator.traced_step import TracedStepModel
 
 
 def plan_staged(
     problem: PlanProblem,
-    stages: Sequence[StepModel2x],
+    stages: Sequence[TracedStepModel],
     progress: Progress = lambda: None,
     less_bytes: Sequence[int] = (),
 ) -> Plan:
@@ -35,13 +35,15 @@ def plan_staged(
 
 def _plan_stages(
     problem: PlanProblem,
-    stages: Sequence[StepModel2x],
+    stages: Sequence[TracedStepModel],
     progress: Progress,
     host_bytes: Sequence[int],
     less_bytes: Sequence[int],
 ) -> tuple[Plan, list[Plan]]:
     """Return the plan of all stages, and those of each, given the host memory for a card of each stage."""
     alone = replace(problem, num_cards_per_node=1)
+    if problem.allow.swap:  # mindswap's executor runs in all stages once one of them swaps
+        stages = [stage.with_swap_elsewhere() for stage in stages]
     plans = [
         plan_traced(replace(alone, model=stage, host_bytes=size, budget_bytes=problem.budget_bytes - less), progress)
         for stage, size, less in zip(stages, host_bytes, less_bytes, strict=True)

@@ -68,7 +68,11 @@ class Schedule:
 
 
 def schedule_step(
-    index: StepIndex, actions: Sequence[LayerActions], prefetch: int, is_own_engine: bool = False
+    index: StepIndex,
+    actions: Sequence[LayerActions],
+    prefetch: int,
+    is_own_engine: bool = False,
+    is_whole: bool = False,
 ) -> Schedule:
     """Build the schedule of a step.
 
@@ -77,9 +81,10 @@ def schedule_step(
         actions: one per layer.
         prefetch: `default_prefetch`, in layers.
         is_own_engine: whether mindswap's own executor swaps, by `LayerActions.distances`; MindFormers does otherwise.
+        is_whole: whether recomputed cells run to their end, see `Regions`. The actions of one pipeline stage do not
+            tell: the executor runs in all of them if the policy has a swap anywhere.
     """
-    # Without swap the executor does not run, and its hooks are not there.
-    regions = Regions(index, actions, is_whole=is_own_engine and any(each.distances for each in actions))
+    regions = Regions(index, actions, is_whole=is_whole)
     moves = OwnMoves(index, actions, regions) if is_own_engine else UpstreamMoves(index, actions, regions, prefetch)
     return _Scheduler(index, regions, moves).build()
 

@@ -5,6 +5,7 @@ pieces, gradients, the optimizer. A policy changes the lifetimes of activations 
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy as shallow_copy
 from dataclasses import replace
 
 import numpy as np
@@ -76,6 +77,7 @@ class TracedStepModel(StepModel2x):
         file_caveats: `caveats`.
         layer_indices: its layers in the full model, of which a pipeline stage has a part.
         is_own_engine: whether mindswap's own executor swaps.
+        has_swap_elsewhere: whether pipeline stages swap whose layers are in no policy of this one.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class TracedStepModel(StepModel2x):
         self.costs, self.settings, self.captured = costs, settings, captured
         self.file_caveats = tuple(caveats)
         self.is_own_engine = is_own_engine
+        self.has_swap_elsewhere = False
         self.caveats = (*CAVEATS, *caveats)
         self.step_memory: StepMemory = step.memory
         self.index = StepIndex(step.trace, step.memory)
@@ -122,7 +125,15 @@ class TracedStepModel(StepModel2x):
 
     def schedule(self, policy: Policy) -> Schedule:
         """Return tasks, copies and lifetimes of memory under a policy."""
-        return schedule_step(self.index, self.actions(policy), distance_of(policy), self.is_own_engine)
+        has_swap = self.has_swap_elsewhere or bool(policy.layer_swap or policy.op_swap)
+        is_whole = self.is_own_engine and has_swap  # without swap the hooks of the executor are not there
+        return schedule_step(self.index, self.actions(policy), distance_of(policy), self.is_own_engine, is_whole)
+
+    def with_swap_elsewhere(self) -> "TracedStepModel":
+        """Return the model for policies of its layers alone, while other pipeline stages swap."""
+        model = shallow_copy(self)
+        model.has_swap_elsewhere = True
+        return model
 
     def actions(self, policy: Policy) -> list[LayerActions]:
         """Return the actions of a policy on each layer."""

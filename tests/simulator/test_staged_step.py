@@ -9,13 +9,14 @@ from mindswap.config.parse import parse_document
 from mindswap.config.step_settings import read_step_settings
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.problem import Allow, PlanProblem
-from mindswap.planner.staged_plan import join_policies, plan_staged
+from mindswap.planner.staged_plan import _plan_stages, join_policies, plan_staged
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.pynative.passes_in_flight import count_in_flight
 from mindswap.pynative.trace import dump_trace, load_trace
 from mindswap.simulator.cost.device_costs import find_costs
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.memory_parts import MemoryPart
+from mindswap.simulator.program import OpKind
 from mindswap.simulator.staged_step import StagedStepModel
 from mindswap.simulator.summary import measure_layers, measure_stages
 from mindswap.simulator.traced_step import TracedStepModel
@@ -25,13 +26,13 @@ from tests.simulator.test_traced_step import KEEP, recorded
 FULL = Policy(is_swap_enabled=True, layer_recompute=Layers(range(4)))
 
 
-def stage(first, in_flight=(), num_micro_batches=1, is_own_engine=False, num_stages=1):
+def stage(first, in_flight=(), num_micro_batches=1, is_own_engine=False, num_stages=1, model=TracedStepModel):
     step = replace(recorded(), layer_indices=tuple(range(first, first + 4)))
     source = parse_document(step.config, "step.json")
     settings = replace(read_step_settings(source), num_micro_batches=num_micro_batches)
     settings = replace(settings, pipeline=replace(settings.pipeline, num_stages=num_stages))
     costs = find_costs([source], "atlas_800t_a2", {})
-    return TracedStepModel(step, capture_of(step), costs, settings, (), is_own_engine, in_flight)
+    return model(step, capture_of(step), costs, settings, (), is_own_engine, in_flight)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,55 @@ def test_stages_are_those_models_side_by_side():
     assert {layer for layer, row in rows.items() if row.recompute_ns} == {1, 6}
     assert {layer for layer, row in rows.items() if row.swapped_bytes} == {4, 5}
     assert sum(joined.static[0].parts.values()) and MemoryPart.WEIGHTS in joined.static[0].parts
+
+
+RECOMPUTED_CELL = "self_attention.core_attention"  # its last operators save nothing
+
+
+def test_cells_of_a_stage_run_again_to_their_end_if_another_stage_swaps():
+    """Training installs the hooks of mindswap's own executor in all stages of a file that swaps."""
+    recompute = (OpRecompute(RECOMPUTED_CELL, Layers(range(4, 8))),)
+    alone = Policy(is_swap_enabled=True, select_recompute=recompute)
+    swapped = replace(alone, op_swap=(OpSwap("input_layernorm", Layers(range(4)), 1),))
+
+    def recomputed(policy, is_own_engine):
+        """Return how many tasks of the second stage, which swaps nothing, run again."""
+        joined = StagedStepModel([stage(0, (1, 1), 8, is_own_engine, 2), stage(4, (0, 0), 8, is_own_engine, 2)])
+        ops = joined.simulate(policy).timeline.program.ops
+        return int(((ops.kind == OpKind.RECOMPUTE) & (ops.layer >= 4)).sum())
+
+    stopped = recomputed(alone, True)
+    assert recomputed(swapped, True) > stopped > 0
+    assert recomputed(alone, False) == recomputed(swapped, False) == stopped
+
+
+class ListingModel(TracedStepModel):
+    """Model that lists the tasks of each policy that was simulated."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.tasks = {}  # a copy of the model has the same dict
+
+    def schedule(self, policy):
+        schedule = super().schedule(policy)
+        self.tasks[policy] = schedule.tasks
+        return schedule
+
+
+def test_a_stage_is_planned_as_it_runs_if_another_stage_swaps():
+    """The first one swaps, the second one recomputes: it was planned with the tasks that the joined policy has."""
+    stages = [stage(4 * number, (1 - number,) * 2, 8, True, 2, ListingModel) for number in range(2)]
+    model = StagedStepModel(stages)
+    kept_bytes = model.simulate(KEEP).peaks_bytes
+    budget_bytes = [kept_bytes[0] - (2 << 20), kept_bytes[1] - (8 << 20)]
+    problem = PlanProblem(model, budget_bytes[0], 1 << 40, 8, Allow(swap=True, recompute=True))
+    plan, of_stages = _plan_stages(problem, stages, lambda: None, [1 << 40] * 2, [0, budget_bytes[0] - budget_bytes[1]])
+    first, second = (each.policy for each in of_stages)
+    assert first.op_swap and not (second.op_swap or second.layer_swap)
+    assert RECOMPUTED_CELL in [entry.pattern for entry in second.select_recompute]
+    assert [each.tasks[alone.policy] for each, alone in zip(stages, of_stages, strict=True)] == [
+        each.schedule(plan.policy).tasks for each in stages
+    ]
 
 
 def test_time_of_a_pipeline():
