@@ -21,7 +21,7 @@ from mindswap.pynative.trace import SCHEMA_VERSION, RecordedStep, dump_trace, lo
 from mindswap.steps.recorded import read_trace
 
 # Version of the recorded data; increase it when they change.
-RECORDER_VERSION = 3
+RECORDER_VERSION = 4
 
 
 def recorded_stages(document: Document, trace: str | None, use_cache: bool) -> tuple[list[RecordedStep], Document]:
