@@ -9,6 +9,7 @@ from mindswap.config.parse import parse_document
 from mindswap.config.render import document_from_data
 from mindswap.config.step_settings import read_step_settings
 from mindswap.errors import GraphError, LaunchError
+from mindswap.features.dryrun.trainer import _own_effect
 from mindswap.features.dryrun.trainer_config import (
     fully_recomputed_2x,
     num_micro_batches,
@@ -48,6 +49,17 @@ def test_one_process_reads_no_data_and_writes_no_checkpoint():
         "columns": ["input_ids", "labels"],
     }  # fmt: skip
     assert request.config["swap"] == {"enable": True, "default_prefetch": 1, "layer_swap": [{"layers": ["0-6"]}]}
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_enabled", "swapped"),
+    [("mindswap", True, range(7)), ("mindswap", False, None), ("upstream", True, None)],
+)
+def test_the_own_executor_runs_only_if_the_file_enables_its_swap(engine, is_enabled, swapped):
+    file = document(mindswap={"swap_engine": engine}, swap={"enable": is_enabled})
+    effect = _own_effect(file, trainer_request(file))
+    indices = None if effect is None else [index for index, each in enumerate(effect.layers) if each.is_swapped]
+    assert indices == (None if swapped is None else list(swapped))
 
 
 @pytest.mark.parametrize(
