@@ -46,19 +46,39 @@ def find_operators(
     recorded = [operator.name for operator in trace.operators]
     parts = iter(_parts_between_marks(names))
     operators: dict[int, int] = {}
-    first: list[int] = []  # tasks of forward and backward of the first micro-batch
+    first: list[list[int]] = []  # tasks of forward and of backward of the first micro-batch
     for passes in (segments[start : start + 2] for start in range(0, len(segments) - 1, 2)):
         noted = [[name for _ in range(count) for name in next(parts, [])] for count in (2, 1)]
-        tasks = [task for segment in passes for task in range(segment.begin, segment.end) if task_names[task] != MARK]
-        pairs = dict(find_pairs([task_names[task] for task in tasks], [task_names[task] for task in first]))
-        if not first or len(pairs) * 10 < len(first) * 9:
+        tasks = [_tasks_of(segment, task_names) for segment in passes]
+        pairs = _pairs_of_phases(tasks, first, task_names)
+        if not first or len(pairs) * 10 < sum(map(len, first)) * 9:
             operators |= _operators_of_pass(passes, noted, task_names, recorded)
         else:
-            operators |= {
-                tasks[at]: operators[first[other]] for at, other in pairs.items() if first[other] in operators
-            }
+            operators |= {task: operators[other] for task, other in pairs.items() if other in operators}
         first = first or tasks
     return operators
+
+
+def _tasks_of(segment: Segment, task_names: Sequence[str]) -> list[int]:
+    """Return the tasks of a phase, without marks."""
+    return [task for task in range(segment.begin, segment.end) if task_names[task] != MARK]
+
+
+def _pairs_of_phases(
+    tasks: Sequence[Sequence[int]], first: Sequence[Sequence[int]], task_names: Sequence[str]
+) -> dict[int, int]:
+    """Return the task of the first micro-batch for tasks of another one: for those of forward one of forward.
+
+    Args:
+        tasks: tasks of forward and of backward of a micro-batch.
+        first: those of the first one; empty if it is the first one.
+        task_names: names of all tasks.
+    """
+    return {
+        of_phase[at]: of_first[other]
+        for of_phase, of_first in zip(tasks, first, strict=False)
+        for at, other in find_pairs([task_names[task] for task in of_phase], [task_names[task] for task in of_first])
+    }
 
 
 def _operators_of_pass(
@@ -75,7 +95,7 @@ def _operators_of_pass(
     of_pass: list[int] = []  # tasks of forward and backward, one for each noted name
     behind: dict[int, int] = {}  # task without a name -> the next one with a name
     for segment, names in zip(passes, noted, strict=True):
-        tasks = [task for task in range(segment.begin, segment.end) if task_names[task] != MARK]
+        tasks = _tasks_of(segment, task_names)
         matched = set(find_common([task_names[task] for task in tasks], names))
         waiting: list[int] = []
         for index, task in enumerate(tasks):

@@ -1,5 +1,7 @@
 """Tables of the memory tracker, combined with the operators of a trace."""
 
+from collections import Counter
+
 import pytest
 
 from mindswap.errors import DataError
@@ -67,6 +69,19 @@ def test_a_later_micro_batch_has_the_operators_of_the_first_one():
     later = [task.operator for task in memory.tasks if task.micro_batch == 1 and task.phase != OPTIMIZER]
     none = NO_OPERATOR
     assert later == [none, none, none, 0, 1, 1, none, 2, none, 3, none]
+
+
+def test_launches_of_backward_have_no_operator_of_forward():
+    """Forward of the later micro-batch lacks the cast with which forward of the first ends; its backward begins so."""
+    forward, backward = ([f"{name}{number}" for number in range(10)] for name in ("Square", "Mul"))
+    operators = [Operator(name, 0, (name,), True) for name in (*forward, "Cast")]
+    operators += [Operator(name, 0, (name,), False) for name in backward]
+    trace = Trace(1, tuple(operators), (), (), (), "Ascend")
+    first = [MARK, *forward, "Cast", MARK, *backward, MARK]
+    names = [MARK, *first, MARK, *forward, MARK, "Cast", *backward, MARK, MARK]
+    memory = read_step_memory(trace, names, list(enumerate(names)), [], SIZES)
+    found = [(task.phase, trace.operators[task.operator].is_forward) for task in memory.tasks if task.operator >= 0]
+    assert Counter(found) == {(FORWARD, True): 11 + 10, (BACKWARD, False): 10 + 10}
 
 
 def test_blocks_are_cut_to_the_step_and_have_the_memory_that_their_users_read():

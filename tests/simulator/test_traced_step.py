@@ -94,6 +94,12 @@ def test_without_swap_the_own_engine_recomputes_cells_as_mindspore_does():
     assert len(own.schedule(swapped).tasks) > len(own.schedule(alone).tasks)
 
 
+def test_tasks_of_a_pass_have_operators_of_the_same_pass():
+    operators = recorded().trace.operators
+    tasks = [task for task in recorded().memory.tasks if task.operator != NO_OPERATOR]
+    assert tasks and all((task.phase == FORWARD) is operators[task.operator].is_forward for task in tasks)
+
+
 def test_parts_add_up_to_the_peak_and_the_loss_is_named():
     step = traced_model().simulate(KEEP)
     (stage,) = measure_stages(step.timeline, step.static)
