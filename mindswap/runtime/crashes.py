@@ -8,11 +8,13 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from mindswap.runtime.attempt.watch import RunWatch
+from mindswap.runtime.logs.read import read_tail
 from mindswap.runtime.msrun import worker_log
 
 # Signals that users or the system send to end a process; other signals are crashes.
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Last line of `mindswap run`, in any language; MindSpore's own lines may follow while it is unloaded.
+END = "mindswap: the training is over"
 
 
 def crash_signal(exit_code: int) -> str:
@@ -30,15 +32,13 @@ def crash_signal(exit_code: int) -> str:
 
 
 def is_training_over(folder: Path, ranks: Iterable[int]) -> bool:
-    """Return whether the log of each worker has the end of the training.
+    """Return whether the log of each worker has the end of the training, after all that its script did.
 
     Args:
         folder: folder with the log of each worker.
-        ranks: ranks of the workers.
+        ranks: ranks of the workers of this machine.
     """
-    logs = {rank: worker_log(folder, rank) for rank in ranks}
-    watch = RunWatch(logs)
     try:
-        return watch.poll().num_finished == len(logs)
-    finally:
-        watch.close()
+        return all(END in read_tail(worker_log(folder, rank)) for rank in ranks)
+    except OSError:
+        return False

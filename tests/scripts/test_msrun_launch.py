@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindswap.runtime.crashes import END
 from mindswap.runtime.launcher_arguments import Job
 from mindswap.runtime.msrun import msrun_arguments
 from mindswap.system.process_tree import descendants
@@ -133,17 +134,16 @@ def test_one_worker_gives_its_exit_code(folder):
     assert code == 7 and "the training failed, exit code 7" in out
 
 
-# What a worker does after the training; the last of two crashes once the other has logged the end, too.
+# A worker or the scheduler ends in a way of its own, once all workers have printed a line.
 LATE = """
 import os, sys, time
-rank, role = os.environ.get("RANK_ID", "0"), os.environ.get("MS_ROLE", "none")
-if role == "MS_SCHED":
-    time.sleep(120)
-print({line!r}, flush=True)
-if rank == os.environ.get("LAST", "0"):
-    time.sleep(float(os.environ.get("WAIT_S", "0")))
+role = os.environ.get("MS_ROLE", "none") + os.environ.get("RANK_ID", "0") * (os.environ.get("MS_ROLE") != "MS_SCHED")
+if role != "MS_SCHED":
+    print({line!r}, flush=True)
+if role == {role!r}:
+    time.sleep({wait_s})
     {act}
-elif role != "none":
+elif role == "MS_WORKER0" and {role!r} == "MS_WORKER1":
     time.sleep(120)
 """
 SEGFAULT = "os.kill(os.getpid(), 11)"
@@ -152,29 +152,36 @@ SEGFAULT = "os.kill(os.getpid(), 11)"
 @pytest.mark.parametrize(
     ("line", "act", "code", "told"),
     [
-        (info(OVER), SEGFAULT, 0, "mindswap: a worker crashed with SIGSEGV after the training was over: "),
+        (END, SEGFAULT, 0, "mindswap: the worker crashed with SIGSEGV after the training was over: "),
         ("step 3", SEGFAULT, 128 + 11, "error: the training failed, exit code -11"),
-        (info(OVER), "sys.exit(7)", 7, "error: the training failed, exit code 7"),
-        (info(OVER), "os.kill(os.getpid(), 9)", 128 + 9, "error: the training failed, exit code -9"),
+        (info(OVER), SEGFAULT, 128 + 11, "error: the training failed, exit code -11"),
+        (END, "sys.exit(7)", 7, "error: the training failed, exit code 7"),
+        (END, "os.kill(os.getpid(), 9)", 128 + 9, "error: the training failed, exit code -9"),
     ],
-    ids=["late crash", "crash", "late error", "killed"],
+    ids=["late crash", "crash", "crash of the script behind its training", "late error", "killed"],
 )
 def test_a_crash_after_the_end_is_no_failure(folder, line, act, code, told):
-    (folder / "train.py").write_text(LATE.format(line=line, act=act))
+    (folder / "train.py").write_text(LATE.format(line=line, act=act, role="none0", wait_s=0))
     found, out = launch(folder, "train.py", "1")
     assert found == code and told in out
 
 
 @pytest.mark.mindspore
-@pytest.mark.parametrize(("line", "code"), [(info(OVER), 0), ("step 3", 1)], ids=["late crash", "crash"])
-def test_a_crash_of_a_worker_of_msrun_after_the_end_is_no_failure(folder, line, code):
+@pytest.mark.parametrize(
+    ("line", "role", "told"),
+    [
+        (END, "MS_WORKER1", "mindswap: a worker crashed with SIGSEGV after the training was over"),
+        (END, "MS_SCHED", "mindswap: the scheduler of msrun failed after the training was over"),
+        ("step 3", "MS_WORKER1", "mindswap: error: the training failed"),
+    ],
+    ids=["late crash", "late crash of the scheduler", "crash"],
+)
+def test_a_crash_below_msrun_after_the_end_is_no_failure(folder, line, role, told):
     """As seen in CI: rank 0 of 2 crashed in MindSpore's cluster library while it was being unloaded."""
-    (folder / "train.py").write_text(LATE.format(line=line, act=SEGFAULT))
-    found, out = launch(folder, "train.py", "2", free_port(), "logs", "True", "60", LAST="1", WAIT_S="2")
-    assert found == code, out
-    told = "mindswap: a worker crashed with SIGSEGV after the training was over: all steps are done"
-    assert (told in out) == (code == 0) != ("error: the training failed" in out)
-    assert "exit with exception. Error code: -11" in out  # what msrun says is passed on
+    (folder / "train.py").write_text(LATE.format(line=line, act=SEGFAULT, role=role, wait_s=3))
+    found, out = launch(folder, "train.py", "2", free_port(), "logs", "True", "60")
+    assert told in out and found == (1 if "error" in told else 0), out
+    assert ("exit with exception. Error code: -11" in out) == (role != "MS_SCHED")  # what msrun says is passed on
     assert not running_in(folder)
 
 

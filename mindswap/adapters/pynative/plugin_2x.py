@@ -24,12 +24,9 @@ from mindswap.adapters.pynative.swap import PipelineSwap, Swap
 from mindswap.errors import LaunchError
 from mindswap.policy.formats.mindformers2.effect import SettingsEffect, log_lines
 from mindswap.pynative.by_tensor import find_distances_2x
-from mindswap.pynative.ledger import SwapReport
 from mindswap.pynative.trace import Trace
 from mindswap.report.pynative import format_swap_report
 
-# As MindFormers logs the end of a training in graph mode; the trainer of 2.1.0 in PyNative mode logs none.
-END = ".........Training Over!............."
 _SET_LINE = re.compile(r"Set .* at layer (\d+).*")
 
 
@@ -93,12 +90,10 @@ class Session2x(logging.Handler):
         )
 
     def finish(self) -> None:
-        """Log what was swapped, write it to `OUTPUT_DIR/swap/rank_N.json`, and log the end of the training."""
-        if self.swap is not None:
-            self._write(self.swap.finish())
-        logger.info("mindswap: %s", END)
-
-    def _write(self, report: SwapReport) -> None:
+        """Log what was swapped, and write it to `OUTPUT_DIR/swap/rank_N.json`."""
+        if self.swap is None:
+            return
+        report = self.swap.finish()
         for line in format_swap_report(report):
             logger.info("mindswap: %s", line)
         path = Path(self.output_dir) / "swap" / f"rank_{os.environ.get('RANK_ID', '0')}.json"

@@ -1,10 +1,13 @@
 """Command line of `mindswap run`."""
 
 import argparse
+import atexit
 import traceback
 
+from mindswap.command_line.parser import write_out
 from mindswap.errors import MindswapError
 from mindswap.features.run import hint_after_failure, prepare_training
+from mindswap.runtime.crashes import END
 from mindswap.runtime.training_command import ADAPTIVE_FLAG
 from mindswap.system.streams import print_text
 
@@ -45,9 +48,23 @@ def run(args: argparse.Namespace) -> int:
         training.run()
     except MindswapError:
         raise
+    except SystemExit as end:
+        if not end.code:
+            _log_end()
+        raise
     except Exception:  # noqa: BLE001 the training's own failure, not ours
         traceback.print_exc()
         if hint := hint_after_failure(training.document, training.options):
             print_text(f"mindswap: {hint}", is_message=True)
         return 1
+    _log_end()
     return 0
+
+
+def _log_end() -> None:
+    """Print at the end of this process that the training is over.
+
+    The interpreter has then joined all threads, one of which may write a checkpoint, and MindSpore, which registered
+    earlier, is still to be unloaded.
+    """
+    atexit.register(write_out, f"{END}\n".encode())

@@ -1,15 +1,16 @@
 """The launcher that scripts/msrun_launch.sh runs: start the workers, wait for them, stop them."""
 
 import contextlib
+import math
 import os
 import select
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 from mindswap.command_line.parser import say, write_out
 from mindswap.errors import LaunchError, PolicyError, StoppedBySignal
@@ -37,6 +38,8 @@ from mindswap.system.signals import held_signals, signals_raise
 from mindswap.system.streams import prepare_streams, print_text
 
 POLL_S = 0.2  # how often the end of a process is looked for while it writes nothing
+BLOCK_BYTES = 1 << 16
+MAX_KEPT_BYTES = 1 << 20
 
 USAGE = """usage: bash scripts/msrun_launch.sh EXECUTE_ORDER
        bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM
@@ -135,10 +138,12 @@ def _run_msrun(job: Job, command: list[str]) -> int:
         say(f"running: {shlex.join(['msrun', *arguments])}")
         say(f"logs: {folder.absolute()}")
         environment = worker_environment(os.environ, Path.cwd())
-        messages = BytesIO() if job.join else None
+        messages = _Messages() if job.join else None
         code = _wait([*msrun, *arguments], environment, keep_workers=not job.join, messages=messages)
-    exits = read_worker_exits(messages.getvalue().decode(errors="replace")) if messages else []
-    if code and exits and _has_crashed_late(folder, job, exits[0][1]):
+    exits = messages.exits() if messages else []
+    if code and all(crash_signal(each) for each in exits) and is_training_over(folder, job.ranks):
+        # Without an exit code of a worker it was msrun's scheduler, which has the same library.
+        _tell_late_crash("a worker" if exits else "the scheduler of msrun", exits[0] if exits else None)
         return 0
     if code:
         print_text(f"mindswap: error: the training failed\n{failure_report(folder, job.ranks)}", is_message=True)
@@ -158,20 +163,35 @@ def _run_single_worker(job: Job, command: list[str]) -> int:
     environment = {**worker_environment(os.environ, Path.cwd()), "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as file:
         code = _wait([sys.executable, *command], environment, keep_workers=True, log=file)
-    if _has_crashed_late(folder, job, code):
+    if crash_signal(code) and is_training_over(folder, job.ranks):
+        _tell_late_crash("the worker", code)
         return 0
     if code:
         print_text(f"mindswap: error: the training failed, exit code {code}\n    log: {log}", is_message=True)
     return code if code >= 0 else 128 - code
 
 
-def _has_crashed_late(folder: Path, job: Job, exit_code: int) -> bool:
-    """Return whether a worker crashed after the training, which is told, because nothing is lost by it."""
-    crash = crash_signal(exit_code)
-    if not crash or not is_training_over(folder, job.ranks):
-        return False
-    say(f"a worker crashed with {crash} after the training was over: all steps are done, all files are written")
-    return True
+def _tell_late_crash(name: str, exit_code: int | None) -> None:
+    """Say that a process crashed after the training; nothing is lost by it."""
+    crash = f"{name} crashed with {crash_signal(exit_code)}" if exit_code else f"{name} failed"
+    say(f"{crash} after the training was over: this is no failure of the training")
+
+
+class _Messages:
+    """What msrun wrote to stderr, which is shown; the last of it is kept."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+
+    def take(self, block: bytes) -> None:
+        """Show a block, and keep it."""
+        self._kept = (self._kept + block)[-MAX_KEPT_BYTES:]
+        sys.stderr.buffer.write(block)
+        sys.stderr.flush()
+
+    def exits(self) -> list[int]:
+        """Return the exit codes of failed workers."""
+        return [code for _, code in read_worker_exits(self._kept.decode(errors="replace"))]
 
 
 def _wait(
@@ -180,7 +200,7 @@ def _wait(
     *,
     keep_workers: bool,
     log: BinaryIO | None = None,
-    messages: BinaryIO | None = None,
+    messages: _Messages | None = None,
 ) -> int:
     """Run a command to its end; if this process is stopped, all processes of the command are stopped.
 
@@ -193,36 +213,31 @@ def _wait(
         out, error = (subprocess.PIPE, subprocess.STDOUT) if log else (None, subprocess.PIPE if messages else None)
         with held_signals():
             process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=out, stderr=error)
-        if log:
-            _copy(process, process.stdout, log, write_out)
-        elif messages:
-            _copy(process, process.stderr, messages, _show_message)
+        while log and process.stdout and (block := os.read(process.stdout.fileno(), BLOCK_BYTES)):
+            log.write(block)
+            log.flush()
+            write_out(block)
+        if messages and process.stderr:
+            _read_until_end(process, process.stderr.fileno(), messages.take)
         code = process.wait()
     if not (keep_workers and code == 0):
         stop_descendants()
     return code
 
 
-def _copy(
-    process: subprocess.Popen[bytes], stream: IO[bytes] | None, to: BinaryIO, show: Callable[[bytes], None]
-) -> None:
-    """Copy a stream of a process, and show it, until the process ends; its children may hold the stream open longer."""
-    if stream is None:
-        raise AssertionError("the stream is not a pipe")
-    while True:
-        if select.select([stream], [], [], POLL_S)[0]:
-            if not (block := os.read(stream.fileno(), 1 << 16)):
+def _read_until_end(process: subprocess.Popen[bytes], descriptor: int, take: Callable[[bytes], None]) -> None:
+    """Read a stream of a process until the process ends; its children may hold the stream open longer."""
+    deadline_s = math.inf
+    while time.monotonic() < deadline_s:
+        has_ended = process.poll() is not None  # before the look at the stream: what was written before is there
+        if has_ended:
+            deadline_s = min(deadline_s, time.monotonic() + POLL_S)
+        if select.select([descriptor], [], [], 0 if has_ended else POLL_S)[0]:
+            if not (block := os.read(descriptor, BLOCK_BYTES)):
                 return
-            to.write(block)
-            to.flush()
-            show(block)
-        elif process.poll() is not None:
+            take(block)
+        elif has_ended:
             return
-
-
-def _show_message(block: bytes) -> None:
-    sys.stderr.buffer.write(block)
-    sys.stderr.flush()
 
 
 @contextlib.contextmanager

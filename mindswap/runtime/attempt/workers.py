@@ -11,7 +11,7 @@ from mindswap.errors import LaunchError, PlanError, system_errors_as
 from mindswap.graph.capture_cache import from_plain, to_plain
 from mindswap.runtime.attempt.model import CLASSES, Corrections, Ended, NothingFits, Outcome, Planner, TrainingPlan
 from mindswap.runtime.attempt.watch import LogFollower, LogProgress, RunWatch, read_worker_exits
-from mindswap.runtime.crashes import KILLS, crash_signal
+from mindswap.runtime.crashes import KILLS, crash_signal, is_training_over
 from mindswap.runtime.msrun import failure_report, worker_log
 from mindswap.system.children import ask, tie_to_parent
 from mindswap.system.process_tree import stop_descendants, worker_ranks
@@ -96,13 +96,13 @@ class Workers:
         if progress.out_of_memory is not None:
             worker, event = progress.out_of_memory
             return self._out_of_memory(worker, event.text, event.missing_bytes)
-        return self._explain_exit(code, is_over=progress.num_finished == len(self._worker_ranks))
+        return self._explain_exit(code)
 
     def _out_of_memory(self, worker: int, text: str, missing_bytes: int | None = None) -> Ended:
         return Ended(Outcome.OUT_OF_MEMORY, self.step, text, worker=worker, missing_bytes=missing_bytes)
 
-    def _explain_exit(self, code: int | None, *, is_over: bool) -> Ended:
-        """Return why a process failed; `is_over`: all workers had logged the end of the training before."""
+    def _explain_exit(self, code: int | None) -> Ended:
+        """Return why a process failed."""
         pid, exit_code = next(iter(self._exits()), (None, code or 0))
         worker = 0 if pid is None else self._ranks.get(pid, 0)
         name = f"worker {worker}" if pid is not None or not self._has_msrun else "msrun"
@@ -113,7 +113,7 @@ class Workers:
         report = failure_report(self._folder, self._worker_ranks)
         if not (crash := crash_signal(exit_code)):
             return Ended(Outcome.FAILED, self.step, report, exit_code or 1)
-        if is_over:
+        if is_training_over(self._folder, self._worker_ranks):
             return Ended(Outcome.FINISHED, self.step, f"{name} crashed with {crash} after the training was over")
         return Ended(Outcome.FAILED, self.step, f"    {name} crashed with {crash}\n{report}", 1)
 

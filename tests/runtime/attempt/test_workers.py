@@ -14,6 +14,7 @@ from mindswap.graph.capture_cache import to_plain
 from mindswap.runtime.attempt import workers as workers_module
 from mindswap.runtime.attempt.model import Corrections, Ended, NothingFits, Outcome, TrainingPlan
 from mindswap.runtime.attempt.workers import Workers, count_oom_kills, planner_in_child
+from mindswap.runtime.crashes import END
 from tests.runtime.attempt.stub_training import OOM, STEP
 from tests.runtime.logs.samples import OVER, info
 
@@ -85,13 +86,19 @@ def test_a_crash_is_a_failure_with_its_signal(begin):
 
 def test_a_crash_after_the_training_is_over_is_told_and_no_failure(begin):
     """Seen once in hundreds of trainings: MindSpore 2.9.0 crashed while it released what it held."""
-    event = begin(f"print({step(12)!r}); print({info(OVER)!r}, flush=True); os.kill(os.getpid(), 11)").explain()
+    event = begin(f"print({step(12)!r}); print({END!r}, flush=True); os.kill(os.getpid(), 11)").explain()
     assert event == Ended(Outcome.FINISHED, 12, "worker 0 crashed with SIGSEGV after the training was over")
+
+
+def test_a_crash_while_a_script_goes_on_after_its_training_is_a_failure(begin):
+    """MindFormers has logged the end of the training, and the script exports the weights."""
+    event = begin(f"print({info(OVER)!r}, flush=True); os.kill(os.getpid(), 11)").explain()
+    assert (event.outcome, event.text.splitlines()[0]) == (Outcome.FAILED, "    worker 0 crashed with SIGSEGV")
 
 
 def test_an_error_after_the_training_is_over_is_a_failure(begin):
     """Python says what it was: a checkpoint that could not be written, for one."""
-    event = begin(f"print({step(12)!r}); print({info(OVER)!r}, flush=True); os._exit(7)").explain()
+    event = begin(f"print({step(12)!r}); print({END!r}, flush=True); os._exit(7)").explain()
     assert (event.outcome, event.exit_code) == (Outcome.FAILED, 7)
 
 
