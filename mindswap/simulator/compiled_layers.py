@@ -17,7 +17,6 @@ from mindswap.graph.analysis.saved_tensors import Label, Names, find_boundary_op
 from mindswap.graph.analysis.weight_copies import find_weight_casts
 from mindswap.graph.layer_paths import assign_layer_indices
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.ops import RANDOM_OPS
 from mindswap.graph.passes.fusion import merge_equal
 from mindswap.graph.passes.gather import gather_weights
 from mindswap.graph.passes.gradient_order import delay_head_gradient, find_gradient_pairs, order_weight_gradients
@@ -206,7 +205,8 @@ class CompiledLayers:
 def find_kept_operators(forward: Iterable[Node], settings: StepSettings) -> frozenset[str]:
     """Return the names of operators that backward does not recompute, although their cell is recomputed.
 
-    - Dropout, with one micro-batch (docs/internals/notes.md#dropout-in-recomputed-cells).
+    - `DropoutExt` of newer models, with one micro-batch. `Dropout` of legacy models and of LoRA is recomputed
+      (docs/internals/notes.md#dropout-in-recomputed-cells).
     - Casts that the compiler made of two, if the optimizer casts the number of the step
       (docs/internals/notes.md#casts-made-of-two). They have no attributes, unlike those of a cell.
     """
@@ -214,7 +214,7 @@ def find_kept_operators(forward: Iterable[Node], settings: StepSettings) -> froz
     return frozenset(
         node.name
         for node in forward
-        if (node.op in RANDOM_OPS and settings.num_micro_steps == 1)
+        if (node.op == "DropoutExt" and settings.num_micro_steps == 1)
         or (node.op == "Cast" and are_casts_kept and not node.attributes and not node.paths)
     )
 
