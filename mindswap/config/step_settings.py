@@ -9,6 +9,7 @@ from mindswap.config.sequence_pieces import SEQUENCE_KEY, has_interleaved_halves
 from mindswap.config.weight_sharding import (
     OPTIMIZER_CONFIG,
     WeightSharding,
+    has_single_micro_step,
     is_split,
     read_weight_sharding,
     shards_head_over_data,
@@ -54,7 +55,7 @@ class StepSettings:
     # gradients are accumulated in separate tensors: several stages, or gradient accumulation
     is_accumulating: bool = False
     shares_casts: bool = False  # micro-batches share casts of weights (`graph.sharding.pipeline_stage`)
-    # compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap
+    # compiled without lazy_inline (`lacks_lazy_inline`; MindFormers 1.3: whenever there is no pipeline)
     lacks_lazy_inline: bool = False
     expert_parallel: int = 1  # ranks that share the experts of a layer
     num_sequences: int = 1  # pieces of each sequence (`seq_split_num`); each has its own forward and backward
@@ -73,11 +74,6 @@ class StepSettings:
     def num_micro_steps(self) -> int:
         """Number of forward and backward passes per step: one per micro-batch and sequence piece."""
         return self.num_micro_batches * self.num_sequences
-
-    @property
-    def is_compiled_without_swap(self) -> bool:
-        """Return whether swap is off in a step of one micro-batch; MindFormers then switches lazy_inline off."""
-        return self.num_micro_steps == 1 and not self.sharding.is_cast_after_gather
 
     @property
     def inlines_layers(self) -> bool:
@@ -188,6 +184,7 @@ def read_step_settings(document: Document) -> StepSettings:
         and document.value("parallel", "enable_parallel_optimizer") is True
         and num_micro_batches > 1
         and level != "level3",
+        lacks_lazy_inline=lacks_lazy_inline(document, sharding.is_cast_after_gather),
         is_decaying=document.value("optimizer", "weight_decay") not in (None, 0),
         is_rate_constant=_is_rate_constant(document),
         has_interleaved_halves=has_interleaved_halves(document),
@@ -200,6 +197,19 @@ def read_step_settings(document: Document) -> StepSettings:
         pool_block_bytes=read_pool_block(document),
         pool_limit_bytes=read_pool_limit(document),
     )
+
+
+def lacks_lazy_inline(document: Document, has_swap: bool) -> bool:
+    """Return whether a step is compiled without lazy_inline: one stage and one micro-batch in graph mode, without swap.
+
+    MindFormers switches lazy_inline off for it (trainer/base_trainer.py), and mindswap on with swap. Interleaved parts
+    count as micro-batches: in which order MindSpore runs their gradients is not known.
+
+    Args:
+        document: the configuration.
+        has_swap: whether swap is on; overrides the configuration.
+    """
+    return not has_swap and has_single_micro_step(document) and not uses_pynative_mode(document)
 
 
 def _is_rate_constant(document: Document) -> bool:

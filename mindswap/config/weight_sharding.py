@@ -219,9 +219,12 @@ def read_weight_sharding(document: Document) -> WeightSharding:
     Without strategies no weight is sharded: in data parallel mode, the parallel optimizer assigns full weights to ranks
     (MindSpore's nn/optim/optimizer.py, `_use_parallel_optimizer`).
     """
-    tensor_ranks = document.count("parallel_config", "model_parallel")
+    tensor_ranks, num_copies = document.count("parallel_config", "model_parallel"), num_expert_copies(document)
+    is_cast_after_gather = document.value("swap_config", "swap") is True and has_single_micro_step(document)
     if not shards_weights(document):
-        return WeightSharding(stride=tensor_ranks, num_expert_copies=num_expert_copies(document))
+        return WeightSharding(
+            stride=tensor_ranks, num_expert_copies=num_copies, is_cast_after_gather=is_cast_after_gather
+        )
     ranks = num_replica_ranks(document)
     size = document.value(*OPTIMIZER_CONFIG, "optimizer_weight_shard_size")
     threshold = document.value(*OPTIMIZER_CONFIG, "parallel_optimizer_threshold")
@@ -237,8 +240,8 @@ def read_weight_sharding(document: Document) -> WeightSharding:
         threshold_bytes=(threshold if is_int(threshold) and threshold >= 0 else DEFAULT_THRESHOLD_KIB) * KIB,
         is_released=document.value(*OPTIMIZER_CONFIG, "optimizer_level") == "level3",
         stride=tensor_ranks,
-        num_expert_copies=num_expert_copies(document),
-        is_cast_after_gather=document.value("swap_config", "swap") is True and has_single_micro_step(document),
+        num_expert_copies=num_copies,
+        is_cast_after_gather=is_cast_after_gather,
     )
 
 

@@ -19,7 +19,12 @@ from mindswap.graph.layer_paths import assign_layer_indices
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.passes.fusion import merge_equal
 from mindswap.graph.passes.gather import gather_weights
-from mindswap.graph.passes.gradient_order import delay_head_gradient, find_gradient_pairs, order_weight_gradients
+from mindswap.graph.passes.gradient_order import (
+    delay_head_gradient,
+    find_gradient_pairs,
+    find_head_gradients,
+    order_weight_gradients,
+)
 from mindswap.graph.passes.half_gradients import merge_half_gradients
 from mindswap.graph.passes.interleaved_halves import order_halves
 from mindswap.graph.passes.loss_order import advance_difference, order_labels, order_losses
@@ -62,14 +67,14 @@ class CompiledLayers:
         self.graph, self.gathers, self.per_step_operators = gathered.graph, gathered.collectives, gathered.computed_once
         self._has_micro_steps = settings.num_micro_steps > 1
         self._has_early_gradients = not (self._has_micro_steps or settings.is_fused)
-        is_direct = settings.is_newer and settings.is_compiled_without_swap
-        self._has_early_difference = self._has_early_gradients and is_direct
+        lacks_lazy_inline = settings.lacks_lazy_inline and not self._has_micro_steps
+        self._has_early_difference = self._has_early_gradients and settings.is_newer and lacks_lazy_inline
         self._named = normalize_saved_names(self.graph)  # input of `rewrite_graph`
         is_ordered = self._has_micro_steps and not settings.has_interleaved_halves
         # Products of backward that the backend orders; None if it does not.
         self.gradient_pairs = find_gradient_pairs(self._named) if is_ordered else None
-        # Products of backward of which that of the head's weight comes late; None if it does not.
-        self._delayed_pairs = find_gradient_pairs(self._named) if settings.is_compiled_without_swap else None
+        # Products of backward that give the gradients of the head, if that of its weight comes late; else None.
+        self._head_gradients = find_head_gradients(self._named) if lacks_lazy_inline else None
         # With several micro-batches a cast of a weight is recomputed with a cell around it, not if a policy names it
         # (docs/internals/notes.md#recomputed-weight-casts).
         self._computed_once = find_weight_casts(self.graph) if self._has_micro_steps else frozenset()
@@ -138,8 +143,8 @@ class CompiledLayers:
 
     def _rewrite(self, graph: Graph, settings: NodeSettings) -> Graph:
         rewritten = rewrite_graph(graph, replace(settings, recomputed=settings.recomputed - self._kept))
-        if self._delayed_pairs is not None:
-            return delay_head_gradient(rewritten, self._delayed_pairs)
+        if self._head_gradients is not None:
+            return delay_head_gradient(rewritten, self._head_gradients)
         return rewritten if self.gradient_pairs is None else order_weight_gradients(rewritten, self.gradient_pairs)
 
     def _refuse_caches(self, recomputed: Iterable[str]) -> None:

@@ -139,6 +139,31 @@ def test_layers_compute_in_halves_beside_tensor_parallel_of_legacy_models(text, 
     assert read(text).has_interleaved_halves is expected
 
 
+@pytest.mark.parametrize(
+    ("text", "swap", "lacks"),
+    [
+        ("", False, True),
+        ("", True, False),
+        ("parallel: {enable_parallel_optimizer: True}", False, True),
+        ("parallel: {enable_parallel_optimizer: True}", True, False),
+        ("parallel: {parallel_mode: 0}", True, False),  # data parallel
+        ("parallel: {parallel_mode: 0}", False, True),
+        ("micro_batch_interleave_num: 2", True, False),
+        ("micro_batch_interleave_num: 2", False, False),
+        ("runner_config: {gradient_accumulation_steps: 2}", False, False),
+        ("parallel_config: {pipeline_stage: 2, micro_batch_num: 1}", True, False),
+        ("parallel_config: {pipeline_stage: 2, micro_batch_num: 1}", False, False),
+        ("context: {mode: 1}", False, False),  # PyNative mode compiles nothing
+    ],
+)
+def test_one_micro_batch_without_swap_is_compiled_without_lazy_inline(text, swap, lacks):
+    """MindFormers 1.9.0 switches it off there (trainer/base_trainer.py)."""
+    settings = read(f"swap_config: {{swap: {swap}}}\n{text}")
+    assert settings.lacks_lazy_inline is lacks
+    is_single = settings.num_micro_batches == settings.pipeline.num_stages == 1 and "interleave" not in text
+    assert settings.sharding.is_cast_after_gather is (swap and is_single)
+
+
 @pytest.mark.parametrize(("level", "at_once"), [("O0", False), ("O1", False), ("O2", True)])
 def test_the_graph_is_launched_at_once_at_o2(level, at_once):
     assert read(f"{{context: {{jit_config: {{jit_level: {level}}}}}}}").is_launched_at_once is at_once

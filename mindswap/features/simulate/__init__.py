@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mindswap.config.nodes import Document
+from mindswap.config.step_settings import lacks_lazy_inline
 from mindswap.config.weight_sharding import has_single_micro_step
 from mindswap.errors import SimulationError, require
 from mindswap.features.simulate.insight import write_simulated
@@ -284,24 +285,26 @@ class LoadedStep:
 
     def as_compiled_with_swap(self) -> "LoadedStep":
         """Return the step as compiled with swap enabled, which sets lazy_inline: then all-gather precedes the cast."""
-        return self._as_compiled(is_cast_after_gather=True)
+        return self._as_compiled(has_swap=True)
 
     def as_compiled_without_swap(self) -> "LoadedStep":
         """Return the step as compiled with swap disabled: weights are cast before the all-gather."""
-        return self._as_compiled(is_cast_after_gather=False)
+        return self._as_compiled(has_swap=False)
 
-    def _as_compiled(self, is_cast_after_gather: bool) -> "LoadedStep":
-        sharding = self.model.settings.sharding
-        can_differ = type(self.model) is StepModel and has_single_micro_step(self.document)
-        if not can_differ or sharding.is_cast_after_gather == is_cast_after_gather:
+    def _as_compiled(self, has_swap: bool) -> "LoadedStep":
+        if type(self.model) is not StepModel or not has_single_micro_step(self.document):
             return self
-        return _move_casts(self, is_cast_after_gather)
+        settings = self.model.settings
+        lacks = lacks_lazy_inline(self.document, has_swap)
+        is_same = settings.sharding.is_cast_after_gather is has_swap and settings.lacks_lazy_inline is lacks
+        return self if is_same else _recompiled(self, has_swap)
 
 
 # Two placements of the optimizer states, with and without swap.
 @functools.lru_cache(maxsize=4)
-def _move_casts(step: LoadedStep, is_cast_after_gather: bool) -> LoadedStep:
-    """Return the step with weights cast before or after the all-gather. Cached, as its model caches simulations."""
+def _recompiled(step: LoadedStep, has_swap: bool) -> LoadedStep:
+    """Return a step of one micro-batch with or without lazy_inline. Cached, as its model caches simulations."""
     settings = step.model.settings
-    sharding = replace(settings.sharding, is_cast_after_gather=is_cast_after_gather)
-    return replace(step, model=step.model.with_settings(replace(settings, sharding=sharding)))
+    sharding = replace(settings.sharding, is_cast_after_gather=has_swap)
+    settings = replace(settings, sharding=sharding, lacks_lazy_inline=lacks_lazy_inline(step.document, has_swap))
+    return replace(step, model=step.model.with_settings(settings))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mindswap.graph.layer_paths import find_weight_gradients
-from mindswap.graph.model import Graph, Node
+from mindswap.graph.model import Graph, Node, find_dependents
 from mindswap.graph.ops import MATMUL_OPS, NORM_OPS, VIEW_OPS
 
 
@@ -69,28 +69,64 @@ def order_weight_gradients(graph: Graph, pairs: GradientPairs) -> Graph:
     return replace(graph, backward=tuple(order))
 
 
-def delay_head_gradient(graph: Graph, pairs: GradientPairs) -> Graph:
+@dataclass(frozen=True)
+class HeadGradients:
+    """Names of the two products of backward that read the gradient of the head's output."""
+
+    of_weight: str
+    of_input: str
+
+
+def find_head_gradients(graph: Graph) -> HeadGradients | None:
+    """Find the products of backward that give the gradients of the head's weight and input.
+
+    The head is the product of forward on which no other product depends. With multi-token prediction there are two.
+
+    Args:
+        graph: a step without a policy.
+
+    Returns:
+        The products; None if there is not exactly one head, or if its weight has another gradient as well.
+    """
+    heads: list[Node] = []
+    read: set[str] = set()  # values on which a product depends
+    for node in reversed(graph.forward):
+        is_product = node.op in MATMUL_OPS
+        if is_product and node.name not in read:
+            heads.append(node)
+        if is_product or node.name in read:
+            read.update(node.inputs)
+    if len(heads) != 1 or heads[0].layer_index is not None:
+        return None
+    values = graph.index.forward_nodes.keys() & set(heads[0].inputs)  # its weight is one of them
+    saved = {name for name, source in graph.index.forward_names.items() if source in values}
+    nodes = {node.name: node for node in graph.backward}
+    pairs = find_gradient_pairs(graph).input_gradient.items()
+    return next((HeadGradients(*pair) for pair in pairs if saved.intersection(nodes[pair[1]].inputs)), None)
+
+
+def delay_head_gradient(graph: Graph, head: HeadGradients) -> Graph:
     """Return the graph in which the weight gradient of the head comes after the gradient of the last norm.
 
-    Unchanged if the weight gradient reads a tensor of which backward recomputes a view, as in the newer models.
+    What depends on the weight gradient follows it. Unchanged if it comes later already, if no norm follows the input
+    gradient outside the layers, and if it reads a tensor of which backward recomputes a view, as in the newer models.
 
     Args:
         graph: a step of one micro-batch, compiled without lazy_inline (docs/internals/notes.md#gradient-of-the-head).
-        pairs: products of the step without a policy.
+        head: products of the step without a policy.
     """
     nodes = {node.name: node for node in graph.backward}
     position = {name: at for at, name in enumerate(nodes)}
-    outside = {name for name in pairs.input_gradient if name in nodes and nodes[name].layer_index is None}
-    for name in sorted(outside, key=position.__getitem__):
-        norm = _next_norm(graph.backward[position[pairs.input_gradient[name]] :])
-        if norm is None or any(read in nodes and nodes[read].is_duplicate for read in nodes[name].inputs):
-            continue
-        moved = {node.name: node for node in (nodes[name], *pairs.casts.get(name, ())) if node.name in nodes}
-        before = [node for node in graph.backward[: position[norm.name] + 1] if node.name not in moved]
-        if moved.keys().isdisjoint(read for node in before for read in node.inputs):
-            after = [node for node in graph.backward[position[norm.name] + 1 :] if node.name not in moved]
-            return replace(graph, backward=(*before, *moved.values(), *after))
-    return graph
+    norm = _next_norm(graph.backward[position[head.of_input] :])
+    if norm is None or any(read in nodes and nodes[read].is_duplicate for read in nodes[head.of_weight].inputs):
+        return graph
+    end = position[norm.name] + 1
+    if position[head.of_weight] >= end:
+        return graph
+    moved = find_dependents(graph.backward[:end], (head.of_weight,))  # they only pass it on: the norm is not among them
+    before = [node for node in graph.backward[:end] if node.name not in moved]
+    delayed = [node for node in graph.backward[:end] if node.name in moved]
+    return replace(graph, backward=(*before, *delayed, *graph.backward[end:]))
 
 
 def _next_norm(backward: Sequence[Node]) -> Node | None:
