@@ -54,6 +54,11 @@ def test_without_a_solution_in_whole_numbers_all_layers_free_most(monkeypatch):
 
     monkeypatch.setattr(column_generation, "solve_linear", give_up)
     assert MasterProblem(SPACE, SPACE.costs).solve(200, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
+    # 100 bytes of each layer leave by swap alone: of 100 on the link and on the host, both layers take 200.
+    space = ToySpace([[Tensor(100, 10, 30, can_recompute=False), Tensor(50, 20, 40, can_swap=False)]] * 2)
+    assert MasterProblem(space, space.costs).solve(200, 100, 100).tolist() == [[0, 1, -1]] * 2
+    monkeypatch.undo()
+    assert MasterProblem(space, space.costs).solve(200, 100, 100).tolist() == [[0, 1, -1], [0, 0, -1]]
 
 
 def test_what_more_time_on_the_link_would_save():

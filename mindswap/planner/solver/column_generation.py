@@ -88,6 +88,9 @@ class MasterProblem:
     def solve(self, freed_bytes: int, copy_ns: float, host_bytes: float) -> np.ndarray:
         """Return the assignment of least recompute time that frees the given bytes; swaps have distance 1.
 
+        If branch and bound fails, each class gets the known column that frees most: neither is recompute time least,
+        nor do the limits of copies and host memory hold. The simulated score shows whether it fits.
+
         Args:
             freed_bytes: bytes to free; if so much cannot be freed, the maximum is.
             copy_ns: limit of the copy time.
