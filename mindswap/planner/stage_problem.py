@@ -13,6 +13,7 @@ import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Label, Names
 from mindswap.planner.evaluate import slowest_round_ns
+from mindswap.policy.cell_tree import is_within
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import Block
 from mindswap.simulator.layout import StageLayout
@@ -93,6 +94,17 @@ class Score:
         return self.excess_bytes == 0
 
 
+class PeakMemory(NamedTuple):
+    """Device memory of the groups at the peaks of some stages, in bytes of all micro-batches.
+
+    That of a cell is what operators inside it made, that of group 0 is of the full layer.
+    """
+
+    excess_bytes: np.ndarray  # int64, shape (num_stages,): of each stage over its budget
+    kept_bytes: np.ndarray  # int64, shape (num_stages, num_layers, num_groups): saved for backward
+    in_flight_bytes: np.ndarray  # int64, same shape: of tensors that are copied
+
+
 class StageProblem(ABC):
     """The decisions of one pipeline stage, or of all, with their costs and budgets, and how assignments are simulated.
 
@@ -109,6 +121,7 @@ class StageProblem(ABC):
     tolerated_extra_ns = 0.0  # per micro-batch: extra time over keeping everything that is good enough
     num_unsimulated = 0  # micro-batches that are extrapolated: a steady round of the slowest stage for each
     groups: Mapping[str, int]  # producer name of a tensor -> index of its group
+    cells: Sequence[tuple[str, int]] = ()  # path and group of each cell that is decided as a group
     layers: Sequence[int]  # index in the model of each layer
     fixed_operators: int = 0  # fixed cost of a simulation, in operators
 
@@ -148,9 +161,10 @@ class StageProblem(ABC):
         time_ns = timeline.step_time_ns
         if self.num_unsimulated:
             time_ns += self.num_unsimulated * slowest_round_ns(timeline, self.layout, self.stage)
-        peak_bytes = int((peak_memory(timeline) + self.static_bytes).max())
+        used_bytes = peak_memory(timeline) + self.static_bytes
         host_excess = int(self._host_excess_bytes(timeline).sum())
-        return Score(int(self.excess_bytes_of_stages(timeline).sum()), time_ns, time_ns, peak_bytes, host_excess)
+        excess_bytes = int(np.maximum(0, used_bytes - self.budget_bytes).sum()) + host_excess
+        return Score(excess_bytes, time_ns, time_ns, int(used_bytes.max()), host_excess)
 
     def excess_bytes_of_stages(self, timeline: Timeline) -> np.ndarray:
         """Return the bytes of each stage over the budgets: int64, shape (num_stages simulated,)."""
@@ -179,23 +193,34 @@ class StageProblem(ABC):
         np.maximum.at(min_distances, (layer[is_decided], group[is_decided]), needed[is_decided])
         return min_distances
 
-    def bytes_at_peak(self, timeline: Timeline, kinds: Sequence[MemoryKind]) -> np.ndarray:
-        """Return the device memory of each group at the peak, of the stage that exceeds its budget most.
+    def memory_at_peaks(self, timeline: Timeline) -> PeakMemory:
+        """Return the memory of each group at the peak of each stage that exceeds its budget.
 
-        Args:
-            timeline: simulated timeline.
-            kinds: kinds of memory that count.
-
-        Returns:
-            int64 bytes, shape (num_layers, num_groups), of all micro-batches.
+        If none does, it is that of the stage with the highest peak.
         """
+        used_bytes = peak_memory(timeline) + self.static_bytes
+        stages = np.flatnonzero(used_bytes > self.budget_bytes)
+        stages = stages if len(stages) else np.argmax(used_bytes, keepdims=True)
+        holders = [profile_memory(timeline, stage).holders for stage in stages.tolist()]
+        kind = timeline.program.intervals.kind
+        return PeakMemory(
+            np.maximum(0, used_bytes[stages] - self.budget_bytes),
+            np.array([self._bytes_of(timeline, each[kind[each] == MemoryKind.KEPT]) for each in holders]),
+            np.array([self._bytes_of(timeline, each[np.isin(kind[each], IN_FLIGHT)]) for each in holders]),
+        )
+
+    def _bytes_of(self, timeline: Timeline, holders: np.ndarray) -> np.ndarray:
+        """Return the bytes of each group in some intervals: int64, shape (num_layers, num_groups)."""
         size_bytes, intervals = np.zeros(self.costs.copy_ns.shape, np.int64), timeline.program.intervals
-        stage = int(np.argmax(peak_memory(timeline) + self.static_bytes))
-        holders = profile_memory(timeline, stage).holders
-        holders = holders[np.isin(intervals.kind[holders], kinds)]
-        layer, group = self._positions_of(intervals.layer[holders], intervals.label[holders], timeline.program.labels)
+        labels, label = timeline.program.labels, intervals.label[holders]
+        layer, group = self._positions_of(intervals.layer[holders], label, labels)
         is_decided = (layer >= 0) & (group >= 0)
         np.add.at(size_bytes, (layer[is_decided], group[is_decided]), intervals.size_bytes[holders[is_decided]])
+        size_bytes[:, 0] = size_bytes.sum(axis=1)
+        for cell, position in self.cells:
+            is_inside = np.array([isinstance(each, Names) and is_within(each[0], cell) for each in labels])[label]
+            of_cell = (layer >= 0) & is_inside
+            np.add.at(size_bytes[:, position], layer[of_cell], intervals.size_bytes[holders[of_cell]])
         return size_bytes
 
     def _positions_of(

@@ -56,6 +56,14 @@ class PipelineProblem(StageProblem):
             for label in group.producers
             for name in label
         }
+        self.cells = tuple(
+            dict.fromkeys(
+                (group.label[0], i)
+                for layer_groups in catalog.groups
+                for i, group in enumerate(layer_groups)
+                if catalog.is_cell[i] and group.label
+            )
+        )
         layer_classes = [catalog.layer_classes[layer] for layer in self.layers]
         self.costs = DecisionCosts(
             freed_bytes=catalog.freed_bytes[layer_classes],

@@ -8,16 +8,17 @@ from mindswap.planner.catalog import build_catalog, find_unheld_roles
 from mindswap.planner.evaluate import short_model
 from mindswap.planner.layer_assignments import LayerAssignments, _assignment_cost
 from mindswap.planner.solver.fast import forward_time_ns, hiding_time_ns
-from mindswap.planner.stage_problem import IN_FLIGHT, AssignmentCost
+from mindswap.planner.stage_problem import AssignmentCost
 from mindswap.planner.step_problem import PipelineProblem, SingleStageProblem, _short_run, idle_times_ns
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulator.layer_block import CopySetting
 from mindswap.simulator.layout import build_stage_layout
-from mindswap.simulator.program import MemoryKind, OpKind
+from mindswap.simulator.program import OpKind
 from mindswap.simulator.step_model import StepModel
 from tests.planner.builders import Tensor, ToySpace
 from tests.planner.models import MB, small_model
 from tests.planner.test_budget_search import with_links
+from tests.planner.test_candidates import model_with_a_function
 
 PLENTY = 10**12
 
@@ -69,9 +70,37 @@ def test_bytes_in_flight_at_the_peak():
     assignment = np.zeros((5, 2), np.int64)
     for distance, size_bytes in ((1, 0), (50, 20)):
         assignment[0, 1] = distance
-        timeline = case.timeline(assignment)
-        assert case.bytes_at_peak(timeline, IN_FLIGHT)[:, 1].tolist() == [size_bytes, 0, 0, 0, 0]
-        assert case.bytes_at_peak(timeline, (MemoryKind.KEPT,))[:, 1].tolist() == [0, 10, 10, 10, 90]
+        found = case.memory_at_peaks(case.timeline(assignment))
+        assert found.excess_bytes.tolist() == [0]
+        assert found.in_flight_bytes[0, :, 1].tolist() == [size_bytes, 0, 0, 0, 0]
+        assert found.kept_bytes[0, :, 1].tolist() == [0, 10, 10, 10, 90]
+
+
+def test_a_cell_holds_at_the_peak_what_operators_in_it_made():
+    """No operator of `attn` has a name: the group of `exp` offers nothing, the cell around it frees its 1 MB."""
+    model = model_with_a_function()
+    stage = SingleStageProblem(LayerAssignments(model, build_catalog(model)), 0, 0, PLENTY)
+    attn = dict(stage.cells)["attn"]
+    assignment = np.zeros(stage.costs.copy_ns.shape, np.int64)
+    assignment[0, attn] = -1 if stage.costs.freed_bytes[0, attn, 1] else 0
+    assignment[1, attn] = -1
+    kept_bytes = stage.memory_at_peaks(stage.timeline(assignment)).kept_bytes[0]
+    assert kept_bytes[:, attn].tolist() == [MB, 0, MB, MB]  # made again in layer 1; impossible in layer 0
+    assert kept_bytes[:, 0].tolist() == [3 * MB, 2 * MB, 3 * MB, 3 * MB]
+
+
+def test_each_stage_over_its_budget_has_a_peak():
+    """Stage 0 keeps two micro-batches of its two layers, stage 1 one."""
+    model = small_model(4, 2, 4)
+    pipeline = PipelineProblem(LayerAssignments(model, build_catalog(model)), model, 0, PLENTY)
+    timeline = pipeline.timeline(np.zeros(pipeline.costs.copy_ns.shape, np.int64))
+    peaks_bytes = pipeline.excess_bytes_of_stages(timeline)
+    found = pipeline.memory_at_peaks(timeline)
+    assert found.excess_bytes.tolist() == peaks_bytes.tolist()
+    assert (found.kept_bytes[:, :, 0] > 0).tolist() == [[True, True, False, False], [False, False, True, True]]
+    pipeline.budget_bytes = int(peaks_bytes[1])  # of two stages the first alone is over it
+    found = pipeline.memory_at_peaks(timeline)
+    assert found.excess_bytes.tolist() == [peaks_bytes[0] - peaks_bytes[1]]
 
 
 def test_what_a_program_copies_besides_is_no_cell_of_the_space():

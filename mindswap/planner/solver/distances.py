@@ -25,9 +25,9 @@ def retune(search: Search, start: Scored) -> Scored:
     """Set the minimum distances of the simulated timeline: one for each group, or one for each piece of layers."""
     assignment = start[1]
     is_swapped = assignment > KEEP
-    if not is_swapped.any():
+    if search.is_exhausted or not is_swapped.any():
         return start
-    needed = search.stage_problem.min_distances(search.stage_problem.timeline(assignment))
+    needed = search.stage_problem.min_distances(search.timeline(assignment))
     by_group = np.where(is_swapped, needed.max(axis=0), assignment)
     for distances in (by_group, *(piecewise(assignment, needed, number) for number in range(1, MAX_PIECES + 1))):
         for permille in (1000, 700, 500, 1400):

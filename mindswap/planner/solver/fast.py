@@ -14,7 +14,7 @@ from mindswap.planner.solver.column_generation import MasterProblem
 from mindswap.planner.solver.distances import Scored, set_distances
 from mindswap.planner.solver.improve import improve
 from mindswap.planner.solver.search import Progress, Search, Stop
-from mindswap.planner.stage_problem import IN_FLIGHT, KEEP, Score, StageProblem
+from mindswap.planner.stage_problem import KEEP, Score, StageProblem
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.timeline import StallCause, Timeline
@@ -170,8 +170,8 @@ class StageSearch(Search):
         limits = utilization * self.forward_ns, problem.host_budget_bytes / in_flight
         score, assignment = self._simulated(master.solve(needed_bytes, *limits))
         if not score.fits and not self.is_exhausted:
-            in_flight_bytes = problem.bytes_at_peak(self.run(assignment)[1], IN_FLIGHT)
-            restricted = master.without_swaps(in_flight_bytes > 0)
+            in_flight_bytes = problem.memory_at_peaks(self.timeline(assignment)).in_flight_bytes
+            restricted = master.without_swaps(in_flight_bytes.max(axis=0) > 0)
             restricted_score, _ = self._simulated(restricted.solve(needed_bytes, *limits))
             master, score = (restricted, restricted_score) if restricted_score < score else (master, score)
         best = score

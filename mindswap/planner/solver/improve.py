@@ -13,8 +13,7 @@ import numpy as np
 
 from mindswap.planner.solver.distances import Scored, retune
 from mindswap.planner.solver.search import Search
-from mindswap.planner.stage_problem import IN_FLIGHT, KEEP, DecisionCosts, StageProblem
-from mindswap.simulator.program import MemoryKind
+from mindswap.planner.stage_problem import KEEP, DecisionCosts
 
 # Limit of simulations in one round.
 MAX_TRIALS = 60
@@ -81,13 +80,17 @@ def _climb(search: Search, assignment: np.ndarray, forward_ns: int) -> None:
     """Climb to a local optimum."""
     start = search.score(assignment), assignment
     while not search.is_exhausted:
-        # Without enough memory, shorter distances free little of it at the price of waits: they come last.
-        improved = _change(search, start if start[0].excess_bytes else retune(search, start), forward_ns)
+        improved = _change(search, _retune_first(search, start), forward_ns)
         if improved[0] >= start[0] and start[0].excess_bytes:
             improved = retune(search, start)
         if improved[0] >= start[0]:
             return
         start = improved
+
+
+def _retune_first(search: Search, start: Scored) -> Scored:
+    """Retune before any change if it fits. Otherwise shorter distances free little, at the price of waits: later."""
+    return start if start[0].excess_bytes else retune(search, start)
 
 
 def _rearrange(search: Search) -> bool:
@@ -164,11 +167,13 @@ def _change(search: Search, start: Scored, forward_ns: int) -> Scored:
 
     alone_ns = time + exposed(link)
     if score.excess_bytes:
-        relief = _relief_bytes(search.stage_problem, assignment, moves)
-        relief = relief if (relief > 0).any() else freed  # what exceeds the budget may be no activation
-        gains, firsts, seconds = np.minimum(relief, score.excess_bytes), np.arange(len(moves)), np.full(len(moves), -1)
+        firsts, seconds = np.arange(len(moves)), np.full(len(moves), -1)
         if score.host_excess_bytes:  # freeing the device by more swap would fill the host
             gains = np.minimum(-host, score.host_excess_bytes) + np.minimum(freed + spare, 0)
+        else:
+            relief = _relief_bytes(search, assignment, moves)
+            relief = relief if (relief > 0).any() else freed  # what exceeds the budget may be no activation
+            gains = np.minimum(relief, score.excess_bytes)
     else:
         # Not all kept tensors are alive at the peak, so faster moves are tried even if they seem to exceed the budget.
         fits = np.flatnonzero((freed + spare >= 0) | (time < 0))
@@ -194,19 +199,22 @@ def _change(search: Search, start: Scored, forward_ns: int) -> Scored:
     return start
 
 
-def _relief_bytes(problem: StageProblem, assignment: np.ndarray, moves: Sequence[DecisionChange]) -> np.ndarray:
-    """Return the memory at the simulated peak that each move frees: int64 bytes, shape (num_moves,).
+def _relief_bytes(search: Search, assignment: np.ndarray, moves: Sequence[DecisionChange]) -> np.ndarray:
+    """Return the excess at the simulated peaks that each move frees: int64 bytes of all stages, shape (num_moves,).
 
     A copy may be in flight at the peak, so a swap relieves it of kept tensors only, and recompute of swapped ones, too.
     """
-    timeline = problem.timeline(assignment)
-    kept = problem.bytes_at_peak(timeline, (MemoryKind.KEPT,))
-    held = kept + problem.bytes_at_peak(timeline, IN_FLIGHT)
+    costs = search.stage_problem.costs
+    excess_bytes, kept_bytes, in_flight_bytes = search.stage_problem.memory_at_peaks(search.timeline(assignment))
+    held_bytes = kept_bytes + in_flight_bytes
+    is_cell = np.broadcast_to(costs.is_cell, costs.num_groups)
     relief = []
-    for move in moves:
-        size_bytes = held if move.value < KEEP else kept
-        groups = move.group or slice(None)
-        relief.append(size_bytes[move.layers, groups].sum() if move.value != KEEP else min(0, int(move.change[0])))
+    for layers, group, value, change in moves:
+        size_bytes = (held_bytes if value < KEEP else kept_bytes)[:, layers, group]
+        if is_cell[group]:  # some of what it made may be read outside, and stays
+            size_bytes = np.minimum(size_bytes, costs.freed_bytes[layers, group, max(0, -value)] * costs.num_in_flight)
+        freed_bytes = np.minimum(size_bytes.sum(axis=1), excess_bytes).sum()
+        relief.append(freed_bytes if value != KEEP else min(0, int(change[0])))
     return np.array(relief, np.int64)
 
 

@@ -63,6 +63,7 @@ class Search:
         self.num_evaluations = 0
         self.enough_ns = 0
         self._known: dict[bytes, Score] = {}
+        self._timelines: dict[bytes, Timeline] = {}  # of the best assignment and of the last one
 
     @property
     def is_exhausted(self) -> bool:
@@ -87,11 +88,20 @@ class Search:
         entry_ns = score.step_time_ns * ENTRY_PPM // 1_000_000
         score = replace(score, cost_ns=score.step_time_ns + _num_entries(assignment) * entry_ns)
         self.num_evaluations += 1
-        self._known[assignment.tobytes()] = score
+        key = assignment.tobytes()
+        self._known[key] = score
         if score < self.best_score:
             self.best, self.best_score = assignment.copy(), score
+        best_key = self.best.tobytes()
+        self._timelines = {each: known for each, known in self._timelines.items() if each == best_key}
+        self._timelines[key] = timeline
         self.progress()
         return score, timeline
+
+    def timeline(self, assignment: np.ndarray) -> Timeline:
+        """Return the timeline of an assignment, simulated unless it is the best or the last one."""
+        known = self._timelines.get(assignment.tobytes())
+        return known if known is not None else self.run(assignment)[1]
 
 
 def _num_entries(assignment: np.ndarray) -> int:
