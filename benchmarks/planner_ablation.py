@@ -4,6 +4,7 @@
     python benchmarks/planner_ablation.py llama2_7b qwen2_0_5b      # some models
     python benchmarks/planner_ablation.py --only MAX_ROWS passes    # some constants and rows
     python benchmarks/planner_ablation.py --rows                    # the rows of the bound alone: seconds
+    python benchmarks/planner_ablation.py llama2_7b --states-on-host --gib 39.98 40 40.05 --only _relief_bytes
 
 One constant at a time gets the value that switches it off, and every plan is made again: how many points of the bound
 is it slower. Or one row at a time is taken out of the bound: how many points is the bound lower, or the least memory of
@@ -23,7 +24,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from mindswap.features.plan import StepPlanner, make_problem
+from mindswap.features.plan.states import with_states
 from mindswap.features.step import load_step
 from mindswap.graph.capture_cache import from_plain
 from mindswap.planner import catalog, session, stages
@@ -65,6 +69,9 @@ CONSTANTS: dict[str, Any] = {
     "MIN_EVALUATIONS": 1,
     "ENOUGH_PART": NEVER,
     "SMALL_PERMILLE": 0,
+    # steps of the search where nothing fits
+    "_relief_bytes": lambda search, assignment, moves: np.zeros(len(moves), np.int64),  # so bytes by costs count
+    "_retune_first": distances.retune,
 }
 # Row of the bound -> the inputs without it. Each of them restricts policies, so without it the bound is lower.
 Relax = Callable[[BoundInputs], BoundInputs]
@@ -154,10 +161,18 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="NAME", help=f"{', '.join((*CONSTANTS, *ROWS))}")
     parser.add_argument("--devices", nargs="*", help="for every model; by default one for each, see MODELS")
     parser.add_argument("--rows", action="store_true", help="no constants")
+    parser.add_argument("--gib", nargs="*", type=float, help="budgets; by default three shares of the way")
+    parser.add_argument("--states-on-host", action="store_true", help="optimizer states in host memory")
+    parser.add_argument("--together", action="store_true", help="switch off all constants of --only at once, too")
     args = parser.parse_args()
     names = set(args.only or (*CONSTANTS, *ROWS))
     models = args.models or MODELS
-    cases = [load_case(name, device) for name in models for device in args.devices or (MODELS[name],)]
+    budgets = [int(size * 2**30) for size in args.gib or ()]
+    cases = [
+        load_case(name, device, budgets, args.states_on_host)
+        for name in models
+        for device in args.devices or (MODELS[name],)
+    ]
     cases = [case for case in cases if case.range_bytes > 0]
     print(f"{sum(len(case.budgets) for case in cases)} plans of {', '.join(case.name for case in cases)}")
     rows = [name for name in ROWS if name in names]
@@ -173,25 +188,30 @@ def main() -> int:
         f"\nConstants of the search: points that plans lose; with all of them {', '.join(f'{gap:.2f}' for gap in base)}"
     )
     print(LINE.format(*HEADER))
-    for name in CONSTANTS:
-        if name in names:
-            with switched_off(name):
-                without, cpu_s = gaps([fresh(case) for case in cases] if name == "SMALL_PERMILLE" else cases)
-            points = tuple(gap - before for gap, before in zip(without, base, strict=True))
-            print(LINE.format(*Worth(name, points, cpu_s / base_s).row()), flush=True)
+    selected = [(name,) for name in CONSTANTS if name in names]
+    for group in [*selected, *([sum(selected, ())] if args.together else [])]:
+        with contextlib.ExitStack() as stack:
+            for name in group:
+                stack.enter_context(switched_off(name))
+            without, cpu_s = gaps([fresh(case) for case in cases] if "SMALL_PERMILLE" in group else cases)
+        points = tuple(gap - before for gap, before in zip(without, base, strict=True))
+        print(LINE.format(*Worth(", ".join(group), points, cpu_s / base_s).row()), flush=True)
+        if args.gib:
+            print(f"    with {', '.join(f'{gap:.2f}' for gap in without)}")
     return 0
 
 
-def load_case(name: str, device: str) -> Case:
-    """Load a recorded model, with the budgets of `SHARES`; without any if no policy fits the device."""
+def load_case(name: str, device: str, budgets: Sequence[int] = (), has_states_on_host: bool = False) -> Case:
+    """Load a recorded model, with some budgets or those of `SHARES`; without any if no policy fits the device."""
     data = json.loads(gzip.decompress((RECORDED / f"{name}.json.gz").read_bytes()))
     captured = from_plain(data, {cls.__name__: cls for cls in STEP_CLASSES})
-    planner = StepPlanner(load_step(str(ROOT / "benchmarks" / "models" / f"{name}.yaml"), device, captured=captured))
+    step = load_step(str(ROOT / "benchmarks" / "models" / f"{name}.yaml"), device, captured=captured)
+    planner = StepPlanner(with_states(step, True) if has_states_on_host else step)
     case = Case(f"{name} on {device}", planner, (), 0)
     low = least_bytes(planner.planner.bound_inputs, case)
     high = min(planner.step.simulate(Policy(is_swap_enabled=True)).peak_bytes, planner.step.device.memory_bytes)
-    budgets = tuple(low + int((high - low) * share) for share in SHARES if high > low)
-    return replace(case, budgets=budgets, range_bytes=max(0, high - low))
+    shares = (low + int((high - low) * share) for share in SHARES if high > low)
+    return replace(case, budgets=tuple(budgets or shares), range_bytes=max(0, high - low))
 
 
 def fresh(case: Case) -> Case:
