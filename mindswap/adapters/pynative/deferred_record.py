@@ -3,7 +3,8 @@
 An address, a shape or the version of a tensor is known when its operator was launched, and asking waits for that. A
 recorder that asks for each tensor of each operator takes up to ten times as long as the step. Here everything is noted
 during the step, and the questions are asked when it has ended. All tensors are held until then, so that no address is
-used twice.
+used twice. Which tensors an operator or a layer has is noted at once: the caller may change its lists and dicts later.
+No tensor may get other memory within the step, as by `set_data`: it would be recorded with that.
 """
 
 from collections import deque
@@ -17,6 +18,7 @@ from mindspore.ops import Primitive
 from mindswap.adapters.pynative.paths import Path
 from mindswap.adapters.pynative.record import Recorder
 from mindswap.adapters.pynative.record_with import record_with
+from mindswap.adapters.pynative.values import tensors_in
 from mindswap.pynative.launched_operators import MARK
 from mindswap.pynative.trace import EventKind, Trace
 
@@ -74,14 +76,16 @@ class DeferredRecorder:
     def end_forward(self, outputs: Any) -> None:
         """Note the end of forward."""
         self._is_forward = False
-        self._calls.append(lambda: self._recorder.end_forward(outputs))
+        noted = tuple(tensors_in(outputs))
+        self._calls.append(lambda: self._recorder.end_forward(noted))
 
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors: Any = ()) -> None:
         """Note the start or end of a layer."""
         if kind is EventKind.FORWARD_BEGIN:
             self.paths.begin_layer(layer_index)
         self.paths.layer_index = None if kind is EventKind.FORWARD_END else layer_index
-        self._calls.append(lambda: self._recorder.pass_boundary(kind, layer_index, tensors))
+        noted = tuple(tensors_in(tensors))
+        self._calls.append(lambda: self._recorder.pass_boundary(kind, layer_index, noted))
 
     def between_operators(self) -> None:
         """Do nothing."""
@@ -105,13 +109,15 @@ class DeferredRecorder:
             return
         primitive = next((arg for arg in args if isinstance(arg, Primitive)), None)
         self._noted_paths.noted.append(self.paths.of_operator(name, primitive, self._is_forward))
-        self._calls.append(lambda: self._recorder.begin_operator(name, args))
+        noted = tuple(tensors_in(args))
+        self._calls.append(lambda: self._recorder.begin_operator(name, noted))
 
     def end_operator(self, outputs: Any) -> None:
         """Note the outputs of an operator."""
         if self._is_mark:
             return
-        self._calls.append(lambda: self._recorder.end_operator(outputs))
+        noted = tuple(tensors_in(outputs))
+        self._calls.append(lambda: self._recorder.end_operator(noted))
 
     def finish(self) -> None:
         """Record what was noted; afterwards `trace` has the pass, if it had a backward pass."""

@@ -417,6 +417,35 @@ def test_asking_for_addresses_after_the_step_records_the_same(recorded):
     assert len(deferred.operators) == len(trace.operators) and all(each.inputs for each in deferred.operators[:3])
 
 
+def test_lists_that_the_network_clears_are_recorded_as_they_were(parts):
+    """A layer may read its inputs until it ends, also those in a list that is empty when the step has ended."""
+    from mindspore import mint, nn
+
+    from mindswap.adapters.pynative.deferred_record import record_deferred
+    from mindswap.adapters.pynative.record import record
+
+    class Layer(nn.Cell):
+        def construct(self, x, scales):
+            return mint.tanh(mint.mul(x, scales[0]))
+
+    class Network(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Dense(parts.networks.WIDTH, parts.networks.WIDTH)
+            self.layer = Layer()
+
+        def construct(self, x):
+            scales = [mint.tanh(self.dense(x))]
+            outputs = self.layer(self.dense(x), scales)
+            scales.clear()
+            return mint.square(outputs).sum()
+
+    network, inputs = Network(), parts.networks.batch()
+    gradients = parts.networks.gradients(network)
+    deferred = record_deferred(network, [network.layer], lambda: gradients(inputs))
+    assert deferred == record(network, [network.layer], lambda: gradients(inputs), with_values=True)
+
+
 def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
     """No call of MindSpore 2.9.0 reads a save again behind the pass; a later one that does gets the tensor whole."""
     import numpy as np
