@@ -1,8 +1,10 @@
 """Device memory of a step in PyNative mode: every block of the pool, and the operators that allocate and read it.
 
-Made from a dry run without swap and recompute: MindSpore's memory tracker lists blocks and launches ("tasks") by tick,
-and the names of the operators of the same step were noted. A task belongs to an operator of the recorded trace, which
-has its layer and path. A task without an operator (a copy that a kernel makes, for example) belongs to the next one.
+Made from a dry run without swap and recompute: MindSpore's memory tracker lists blocks and launches ("tasks") of a step
+by tick, and the names of the operators of a later step, the recorded one, were noted. A task belongs to an operator of
+the recorded trace, which has its layer and path. In the first micro-batch a task without a name (a copy that a kernel
+makes, for example) belongs to the next operator; in a later one a task belongs to the operator of the equal task of the
+first, and one without such a task (the addition of a gradient, for example) to none.
 """
 
 from bisect import bisect_right
@@ -94,11 +96,11 @@ def read_step_memory(
     blocks: Sequence[TrackedBlock],
     sizes: Mapping[str, int],
 ) -> StepMemory:
-    """Combine the tables of the memory tracker with the operators of a step.
+    """Combine the tables of the memory tracker, of a tracked step, with the operators of the recorded step.
 
     Args:
         trace: recorded pass of one micro-batch of the same training.
-        names: names of all operators of the tracked step, with its marks.
+        names: names of all operators of the step in which the pass was recorded, with its marks.
         tasks: (tick, name) of all launches of the process, ascending.
         blocks: blocks of the process.
         sizes: `weight_bytes`, `state_bytes` and `peak_bytes`, and `num_marks_before`: marks of other tracked steps.
