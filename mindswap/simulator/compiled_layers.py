@@ -17,6 +17,7 @@ from mindswap.graph.analysis.saved_tensors import Label, Names, find_boundary_op
 from mindswap.graph.analysis.weight_copies import find_weight_casts
 from mindswap.graph.layer_paths import assign_layer_indices
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.passes.dropout_masks import is_mask
 from mindswap.graph.passes.fusion import merge_equal
 from mindswap.graph.passes.gather import gather_weights
 from mindswap.graph.passes.gradient_order import (
@@ -78,7 +79,7 @@ class CompiledLayers:
         # With several micro-batches a cast of a weight is recomputed with a cell around it, not if a policy names it
         # (docs/internals/notes.md#recomputed-weight-casts).
         self._computed_once = find_weight_casts(self.graph) if self._has_micro_steps else frozenset()
-        self._kept = find_kept_operators(self.graph.forward, settings)
+        self._kept = find_kept_operators(self.graph, settings)
         # Operators of the layers for multi-token prediction that recompute of the last layer recomputes, if full.
         self.prediction = find_recomputable(self.graph)
         self.reads_caches = cache_readers(self.graph)  # operators that cannot be recomputed with split sequences
@@ -207,10 +208,10 @@ class CompiledLayers:
         return Names(node.paths) if node.paths and self.source.has_all_tags else self.labels(node)
 
 
-def find_kept_operators(forward: Iterable[Node], settings: StepSettings) -> frozenset[str]:
+def find_kept_operators(graph: Graph, settings: StepSettings) -> frozenset[str]:
     """Return the names of operators that backward does not recompute, although their cell is recomputed.
 
-    - `DropoutExt` of newer models, with one micro-batch. `Dropout` of legacy models and of LoRA is recomputed
+    - `DropoutExt` of newer models, with one micro-batch; the mask of `Dropout` of legacy models and LoRA
       (docs/internals/notes.md#dropout-in-recomputed-cells).
     - Casts that the compiler made of two, if the optimizer casts the number of the step
       (docs/internals/notes.md#casts-made-of-two). They have no attributes, unlike those of a cell.
@@ -218,8 +219,9 @@ def find_kept_operators(forward: Iterable[Node], settings: StepSettings) -> froz
     are_casts_kept = settings.is_split and settings.num_cards > 1 and settings.optimizer in CASTING_OPTIMIZERS
     return frozenset(
         node.name
-        for node in forward
-        if (node.op == "DropoutExt" and settings.num_micro_steps == 1)
+        for node in graph.forward
+        if is_mask(graph, node)
+        or (node.op == "DropoutExt" and settings.num_micro_steps == 1)
         or (node.op == "Cast" and are_casts_kept and not node.attributes and not node.paths)
     )
 

@@ -22,6 +22,14 @@ def with_bit_masks(graph: Graph) -> Graph:
     )
 
 
+def is_mask(graph: Graph, node: Node) -> bool:
+    """Return whether an operator of forward reads the mask of a `Dropout`."""
+    if node.op != "TupleGetItem" or graph.constants.get(node.inputs[1]) != MASK_OUTPUT:
+        return False
+    source = graph.index.forward_nodes.get(node.inputs[0])
+    return source is not None and source.op == "Dropout"
+
+
 def _with_bit_masks(nodes: Iterable[Node], graph: Graph) -> tuple[Node, ...]:
     masks: dict[str, TensorType] = {}
     changed = []
