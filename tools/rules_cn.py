@@ -100,6 +100,7 @@ CHINESE = {
     "pynative-shared-inputs": "MindFormers 2.0.0 会释放各层共用的 rotary cos 和 sin；2.1.0 已修复。",
     "pynative-single-mapping": "`layer_swap` 或 `op_swap` 是一个映射而不是列表。",
     "pynative-stage-layers": "层不能分配到流水线的各 stage：MindFormers 停止，或训练另一个模型。",
+    "pynative-states-on-host": "优化器状态放在主机上：PyNative 模式下，MindFormers 2.1.0 的优化器都不支持。",
     "pynative-swap-below-recompute": "`op_swap` 指定的 Cell 在完全重计算的层中，或在被重计算的 Cell 内部：不会 SWAP。",
     "pynative-swap-of-recomputed": "层或 Cell 既重计算又 SWAP：此时只卸载它的输入。",
     "pynative-unchecked-select": "`select_module` 与 `full_recompute_layer` 并存且命名了不存在的层：被丢弃且没有提示。",

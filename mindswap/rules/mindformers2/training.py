@@ -69,3 +69,27 @@ def no_shards(context: Context2x) -> Iterator[Finding]:
         message = "parallelism.data_parallel_shard: 0: MindFormers divides the data parallel ranks by it, and stops"
         allowed = "-1 for all data parallel ranks, or the number of ranks that share weights and states"
         yield Finding(node.location, message, allowed, "-1")
+
+
+# What the optimizers of MindFormers 2.1.0 in PyNative mode do with settings for states on the host (their __init__).
+STATES_ON_HOST = {
+    ("AdamW", "swap"): "ignores it silently",
+    ("AdamW", "enable_cpu_offload"): "stops: Not support enable_cpu_offload.",
+    ("Muon", "swap"): "stops: Muon does not support swap.",
+    ("Muon", "enable_cpu_offload"): "ignores it silently",
+}
+
+
+@rule(Level.ERROR)
+def states_on_host(context: Context2x) -> Iterator[Finding]:
+    """Optimizer states on the host: no optimizer of MindFormers 2.1.0 in PyNative mode has that.
+
+    PASS: optimizer: {type: AdamW}
+    FAIL: optimizer: {type: AdamW, swap: True}
+    """
+    optimizer = context.document.value("optimizer", "type") or "AdamW"
+    for (name, key), effect in STATES_ON_HOST.items():
+        node = context.document.get("optimizer", key)
+        if name == optimizer and node is not None and node.value:
+            message = f"optimizer.{key}: {show(node)}: {name} of MindFormers 2.1.0 {effect}"
+            yield Finding(node.location, message, "states on the card", f"{key}: False")
