@@ -2,9 +2,9 @@
 
 import argparse
 import atexit
+import sys
 import traceback
 
-from mindswap.command_line.parser import write_out
 from mindswap.errors import MindswapError
 from mindswap.features.run import hint_after_failure, prepare_training
 from mindswap.runtime.crashes import END
@@ -67,4 +67,4 @@ def _log_end() -> None:
     The interpreter has then joined all threads, one of which may write a checkpoint, and MindSpore, which registered
     earlier, is still to be unloaded.
     """
-    atexit.register(write_out, f"{END}\n".encode())
+    atexit.register(sys.stderr.write, f"{END}\n")  # stdout is the script's
