@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mindswap.pynative.trace import Trace
 
 MARK = "AsinhExt"  # operator that separates the phases of a tracked step; no network has it
-# Names in a row that only one of two lists has, at most; up to `NEAR` one equal name ends them, behind that two.
+# Names in a row that only one of two lists has, at most; up to `NEAR` one equal name ends them, after that two.
 MAX_MISSING, NEAR = 64, 3
 
 

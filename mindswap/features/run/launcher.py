@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +16,7 @@ from mindswap.command_line.parser import say, write_out
 from mindswap.errors import LaunchError, PolicyError, StoppedBySignal
 from mindswap.report.problems import format_problems
 from mindswap.rules.machine.software import has_cards
-from mindswap.runtime.attempt.watch import read_worker_exits
+from mindswap.runtime.attempt.watch import MsrunOutput
 from mindswap.runtime.crashes import crash_signal, is_training_over
 from mindswap.runtime.launcher_arguments import Job, parse_arguments, split_order, worker_command
 from mindswap.runtime.msrun import (
@@ -39,7 +39,6 @@ from mindswap.system.streams import prepare_streams, print_text
 
 POLL_S = 0.2  # how often the end of a process is looked for while it writes nothing
 BLOCK_BYTES = 1 << 16
-MAX_KEPT_BYTES = 1 << 20
 
 USAGE = """usage: bash scripts/msrun_launch.sh EXECUTE_ORDER
        bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM
@@ -138,12 +137,12 @@ def _run_msrun(job: Job, command: list[str]) -> int:
         say(f"running: {shlex.join(['msrun', *arguments])}")
         say(f"logs: {folder.absolute()}")
         environment = worker_environment(os.environ, Path.cwd())
-        messages = _Messages() if job.join else None
+        messages = MsrunOutput() if job.join else None
         code = _wait([*msrun, *arguments], environment, keep_workers=not job.join, messages=messages)
-    exits = messages.exits() if messages else []
-    if code and all(crash_signal(each) for each in exits) and is_training_over(folder, job.ranks):
-        # Without an exit code of a worker it was msrun's scheduler, which has the same library.
-        _tell_late_crash("a worker" if exits else "the scheduler of msrun", exits[0] if exits else None)
+    signals = [crash_signal(each) for _, each in messages.exits()] if messages else []
+    if code and all(signals) and is_training_over(folder, job.ranks):
+        # Without an exit of a worker it was msrun's scheduler, which has the same library.
+        _tell_late_crash(f"a worker crashed with {signals[0]}" if signals else "the scheduler of msrun failed")
         return 0
     if code:
         print_text(f"mindswap: error: the training failed\n{failure_report(folder, job.ranks)}", is_message=True)
@@ -163,35 +162,17 @@ def _run_single_worker(job: Job, command: list[str]) -> int:
     environment = {**worker_environment(os.environ, Path.cwd()), "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as file:
         code = _wait([sys.executable, *command], environment, keep_workers=True, log=file)
-    if crash_signal(code) and is_training_over(folder, job.ranks):
-        _tell_late_crash("the worker", code)
+    if (crash := crash_signal(code)) and is_training_over(folder, job.ranks):
+        _tell_late_crash(f"the worker crashed with {crash}")
         return 0
     if code:
         print_text(f"mindswap: error: the training failed, exit code {code}\n    log: {log}", is_message=True)
     return code if code >= 0 else 128 - code
 
 
-def _tell_late_crash(name: str, exit_code: int | None) -> None:
+def _tell_late_crash(crash: str) -> None:
     """Say that a process crashed after the training; nothing is lost by it."""
-    crash = f"{name} crashed with {crash_signal(exit_code)}" if exit_code else f"{name} failed"
     say(f"{crash} after the training was over: this is no failure of the training")
-
-
-class _Messages:
-    """What msrun wrote to stderr, which is shown; the last of it is kept."""
-
-    def __init__(self) -> None:
-        self._kept = b""
-
-    def take(self, block: bytes) -> None:
-        """Show a block, and keep it."""
-        self._kept = (self._kept + block)[-MAX_KEPT_BYTES:]
-        sys.stderr.buffer.write(block)
-        sys.stderr.flush()
-
-    def exits(self) -> list[int]:
-        """Return the exit codes of failed workers."""
-        return [code for _, code in read_worker_exits(self._kept.decode(errors="replace"))]
 
 
 def _wait(
@@ -200,7 +181,7 @@ def _wait(
     *,
     keep_workers: bool,
     log: BinaryIO | None = None,
-    messages: _Messages | None = None,
+    messages: MsrunOutput | None = None,
 ) -> int:
     """Run a command to its end; if this process is stopped, all processes of the command are stopped.
 
@@ -218,15 +199,18 @@ def _wait(
             log.flush()
             write_out(block)
         if messages and process.stderr:
-            _read_until_end(process, process.stderr.fileno(), messages.take)
+            for block in _read_until_end(process, process.stderr.fileno()):
+                messages.take(block)
+                sys.stderr.buffer.write(block)
+                sys.stderr.flush()
         code = process.wait()
     if not (keep_workers and code == 0):
         stop_descendants()
     return code
 
 
-def _read_until_end(process: subprocess.Popen[bytes], descriptor: int, take: Callable[[bytes], None]) -> None:
-    """Read a stream of a process until the process ends; its children may hold the stream open longer."""
+def _read_until_end(process: subprocess.Popen[bytes], descriptor: int) -> Iterator[bytes]:
+    """Yield the blocks of a stream until its process ends; children of the process may hold the stream open longer."""
     deadline_s = math.inf
     while time.monotonic() < deadline_s:
         has_ended = process.poll() is not None  # before the look at the stream: what was written before is there
@@ -235,7 +219,7 @@ def _read_until_end(process: subprocess.Popen[bytes], descriptor: int, take: Cal
         if select.select([descriptor], [], [], 0 if has_ended else POLL_S)[0]:
             if not (block := os.read(descriptor, BLOCK_BYTES)):
                 return
-            take(block)
+            yield block
         elif has_ended:
             return
 

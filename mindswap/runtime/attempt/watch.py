@@ -15,6 +15,7 @@ from mindswap.runtime.logs.step_report import StepScanner
 BLOCK_BYTES = 1 << 18
 # Limit of bytes per log and poll, so that a very fast log does not delay the others.
 MAX_POLL_BYTES = 64 << 20
+MAX_KEPT_BYTES = 1 << 20
 # Output of msrun when a worker fails: `Worker process 20300 exit with exception. Error code: -9.`
 _EXIT = re.compile(r"Worker process (\d{1,9}) exit with exception\. Error code: (-?\d{1,5})")
 
@@ -129,6 +130,21 @@ class RunWatch:
         """Close all logs."""
         for worker in self._workers.values():
             worker.follower.close()
+
+
+class MsrunOutput:
+    """The last of what msrun printed, which has the exits of failed workers."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+
+    def take(self, block: bytes) -> None:
+        """Keep a block."""
+        self._kept = (self._kept + block)[-MAX_KEPT_BYTES:]
+
+    def exits(self) -> list[tuple[int, int]]:
+        """Return process id and exit code of failed workers."""
+        return read_worker_exits(self._kept.decode(errors="replace"))
 
 
 def read_worker_exits(text: str) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from mindswap.errors import LaunchError, PlanError, system_errors_as
 from mindswap.graph.capture_cache import from_plain, to_plain
 from mindswap.runtime.attempt.model import CLASSES, Corrections, Ended, NothingFits, Outcome, Planner, TrainingPlan
-from mindswap.runtime.attempt.watch import LogFollower, LogProgress, RunWatch, read_worker_exits
+from mindswap.runtime.attempt.watch import LogFollower, LogProgress, MsrunOutput, RunWatch
 from mindswap.runtime.crashes import KILLS, crash_signal, is_training_over
 from mindswap.runtime.msrun import failure_report, worker_log
 from mindswap.system.children import ask, tie_to_parent
@@ -19,7 +19,6 @@ from mindswap.system.signals import held_signals
 
 # The last log lines of the other workers arrive while msrun is already stopping them.
 DRAIN_S = 2.0
-MAX_KEPT_BYTES = 1 << 20
 
 
 class Workers:
@@ -43,7 +42,7 @@ class Workers:
         self._worker_ranks = tuple(ranks)
         self._watch = RunWatch({rank: worker_log(folder, rank) for rank in self._worker_ranks})
         self._output = LogFollower(folder / "msrun.log" if has_msrun else worker_log(folder, 0))
-        self._printed = b""
+        self._printed = MsrunOutput()
         self._process: subprocess.Popen[bytes] | None = None
         self._ranks: dict[int, int] = {}
         self._num_oom_kills = count_oom_kills()
@@ -77,8 +76,8 @@ class Workers:
         if self._has_msrun:
             if not self.step:  # processes are still being started
                 self._ranks.update(worker_ranks())
-            self._output.poll(self._keep)
-        code, exits = self._process.poll(), self._exits()
+            self._output.poll(self._printed.take)
+        code, exits = self._process.poll(), self._printed.exits()
         return None if code is None and not exits else code == 0 and not exits
 
     def explain(self) -> Ended:
@@ -89,7 +88,7 @@ class Workers:
         deadline = time.monotonic() + (DRAIN_S if code != 0 else 0)
         while (progress := self.look()).out_of_memory is None and time.monotonic() < deadline:
             time.sleep(0.1)
-        if code == 0 and not self._exits():
+        if code == 0 and not self._printed.exits():
             if not progress.num_finished and 0 < progress.step < progress.num_steps:
                 return Ended(Outcome.KILLED, self.step, "msrun ended before the training did")
             return Ended(Outcome.FINISHED, self.step)
@@ -103,18 +102,23 @@ class Workers:
 
     def _explain_exit(self, code: int | None) -> Ended:
         """Return why a process failed."""
-        pid, exit_code = next(iter(self._exits()), (None, code or 0))
+        exits = self._printed.exits()
+        pid, exit_code = next(iter(exits), (None, code or 0))
         worker = 0 if pid is None else self._ranks.get(pid, 0)
         name = f"worker {worker}" if pid is not None or not self._has_msrun else "msrun"
         if -exit_code in KILLS:
             if exit_code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills:
                 return self._out_of_memory(worker, "killed by the system, whose memory ran out (oom_kill)")
             return Ended(Outcome.KILLED, self.step, f"{name} was killed by {signal.Signals(-exit_code).name}")
-        report = failure_report(self._folder, self._worker_ranks)
-        if not (crash := crash_signal(exit_code)):
-            return Ended(Outcome.FAILED, self.step, report, exit_code or 1)
-        if is_training_over(self._folder, self._worker_ranks):
+        crash = crash_signal(exit_code)
+        is_late = is_training_over(self._folder, self._worker_ranks)
+        if self._has_msrun and not exits and is_late:  # no worker failed
+            return Ended(Outcome.FINISHED, self.step, "the scheduler of msrun failed after the training was over")
+        if crash and is_late:
             return Ended(Outcome.FINISHED, self.step, f"{name} crashed with {crash} after the training was over")
+        report = failure_report(self._folder, self._worker_ranks)
+        if not crash:
+            return Ended(Outcome.FAILED, self.step, report, exit_code or 1)
         return Ended(Outcome.FAILED, self.step, f"    {name} crashed with {crash}\n{report}", 1)
 
     def stop_all(self) -> None:
@@ -127,12 +131,6 @@ class Workers:
         """Close the logs."""
         self._output.close()
         self._watch.close()
-
-    def _keep(self, block: bytes) -> None:
-        self._printed = (self._printed + block)[-MAX_KEPT_BYTES:]
-
-    def _exits(self) -> list[tuple[int, int]]:
-        return read_worker_exits(self._printed.decode(errors="replace"))
 
 
 def count_oom_kills() -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from mindswap.errors import PlanError
 from mindswap.graph.capture_cache import to_plain
+from mindswap.runtime.attempt import watch as watch_module
 from mindswap.runtime.attempt import workers as workers_module
 from mindswap.runtime.attempt.model import Corrections, Ended, NothingFits, Outcome, TrainingPlan
 from mindswap.runtime.attempt.workers import Workers, count_oom_kills, planner_in_child
@@ -90,6 +91,18 @@ def test_a_crash_after_the_training_is_over_is_told_and_no_failure(begin):
     assert event == Ended(Outcome.FINISHED, 12, "worker 0 crashed with SIGSEGV after the training was over")
 
 
+def test_a_late_crash_of_the_scheduler_of_msrun_is_told_and_no_failure(begin, tmp_path):
+    """msrun names no worker then."""
+    write = f"open('worker_0.log', 'w').write({step(12) + chr(10) + END + chr(10)!r})"
+    event = begin(f"{write}; os._exit(1)", has_msrun=True).explain()
+    assert event == Ended(Outcome.FINISHED, 12, "the scheduler of msrun failed after the training was over")
+
+
+def test_msrun_that_fails_before_the_end_is_a_failure(begin, tmp_path):
+    event = begin(f"open('worker_0.log', 'w').write({step(11)!r}); os._exit(1)", has_msrun=True).explain()
+    assert (event.outcome, event.exit_code) == (Outcome.FAILED, 1)
+
+
 def test_a_crash_while_a_script_goes_on_after_its_training_is_a_failure(begin):
     """MindFormers has logged the end of the training, and the script exports the weights."""
     event = begin(f"print({info(OVER)!r}, flush=True); os.kill(os.getpid(), 11)").explain()
@@ -153,7 +166,7 @@ def test_the_kernel_that_kills_for_want_of_memory_counts_it(begin, monkeypatch, 
 
 def test_the_newest_output_of_msrun_is_kept(begin, tmp_path, monkeypatch):
     """A worker that died long ago is not looked for without end: so many bytes are."""
-    monkeypatch.setattr(workers_module, "MAX_KEPT_BYTES", 200)
+    monkeypatch.setattr(watch_module, "MAX_KEPT_BYTES", 200)
     workers = begin(f"print({EXIT.format(7, 1)!r} + 'x' * 50)", has_msrun=True)
     assert workers.ended() is False
     with (tmp_path / "msrun.log").open("a") as file:
